@@ -1,0 +1,79 @@
+"""Prune and Merge: token compression for Vision Transformers.
+
+    scores = pmvit.score(model, loader)
+    plan = pmvit.plan(scores, keep=0.6, prune=0.1)
+    small = pmvit.compress(model, plan)
+
+The names are loaded when they are first used, so that `import pmvit` and `pmvit --help` are instant.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pmvit import _torchvision
+from pmvit.errors import PmvitError
+
+if TYPE_CHECKING:
+    from pmvit.compress import compress, decompress, load, save
+    from pmvit.cost import Flops, flops
+    from pmvit.evaluation import Evaluation, evaluate
+    from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
+    from pmvit.prune_merge import PruneMerge
+    from pmvit.scoring import ScoreConfig, Scores, score
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Evaluation",
+    "Flops",
+    "LayerPlan",
+    "Plan",
+    "PlanConfig",
+    "PmvitError",
+    "PruneMerge",
+    "ScoreConfig",
+    "Scores",
+    "compress",
+    "decompress",
+    "evaluate",
+    "flops",
+    "load",
+    "plan",
+    "save",
+    "score",
+]
+
+_HOMES = {
+    "compress": ("compress", "decompress", "load", "save"),
+    "cost": ("Flops", "flops"),
+    "evaluation": ("Evaluation", "evaluate"),
+    "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
+    "prune_merge": ("PruneMerge",),
+    "scoring": ("ScoreConfig", "Scores", "score"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+class _Package(ModuleType):
+    """Loads public names on first use. Where a function and a module share a name, `pmvit.name` is the function."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'pmvit' has no attribute {name!r}")
+        value = getattr(import_module(f"pmvit.{_HOME_OF[name]}"), name)
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+sys.modules[__name__].__class__ = _Package
+_torchvision.install()

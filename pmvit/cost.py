@@ -1,0 +1,153 @@
+"""Multiply-accumulates and parameters, counted on the graph that really runs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from pmvit._modes import evaluation_mode
+from pmvit.models import adapter_for
+from pmvit.prune_merge import PruneMerge
+
+aten = torch.ops.aten
+
+
+def _attention_flop(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+def _embedding_bag_flop(table: Any, indices: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """A multiply and an add for every number that a segment sum reads."""
+    return 2 * indices[0] * table[1]
+
+
+# PyTorch's counter knows neither the CPU's fused attention nor segment sums.
+_FORMULAS = {
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flop,
+    aten._embedding_bag: _embedding_bag_flop,
+    aten._embedding_bag_forward_only: _embedding_bag_flop,
+}
+_ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_cudnn_attention,
+    aten.bmm,
+    aten.baddbmm,
+}
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """Multiply-accumulates of one uncompressed block, as a function of its tokens.
+
+    Attributes:
+        linear: What grows with the tokens (projections, MLP), for all tokens of the image.
+        quadratic: What grows with their square (attention), for all tokens of the image.
+        width: Numbers a token.
+    """
+
+    linear: int
+    quadratic: int
+    width: int
+
+    def macs(self, share: float) -> float:
+        """The block alone, run on this share of its tokens."""
+        return self.linear * share + self.quadratic * share**2
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """Multiply-accumulates of an uncompressed model: what lies outside its blocks, and each block."""
+
+    outside: int
+    blocks: tuple[BlockCost, ...]
+
+    @property
+    def macs(self) -> float:
+        return self.outside + sum(block.macs(1.0) for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """What one image costs.
+
+    Attributes:
+        macs: Multiply-accumulates of everything, merge and reconstruct included.
+        module_macs: Those of merging and reconstructing alone.
+        parameters: Numbers in all parameters, the weights of M and R included.
+        module_parameters: Those of M and R alone.
+    """
+
+    macs: int
+    module_macs: int
+    parameters: int
+    module_parameters: int
+
+    @property
+    def gflops(self) -> float:
+        """Billions of multiply-accumulates: what papers on vision transformers print as GFLOPs."""
+        return self.macs / 1e9
+
+
+def elementwise_macs(num_tokens: int, num_groups: int, width: int) -> int:
+    """The shortcut of a compressed block (Eq. 5-7): one operation a number, for the groups and for the tokens."""
+    return (num_tokens + num_groups) * width
+
+
+def _count(model: nn.Module) -> FlopCounterMode:
+    """Run one image through the model in evaluation mode and count."""
+    parameter = next(model.parameters())
+    image = torch.zeros(1, *adapter_for(model).input_size(model), device=parameter.device, dtype=parameter.dtype)
+    counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+    with evaluation_mode(model), torch.no_grad(), counter:
+        model(image)
+    return counter
+
+
+def flops(model: nn.Module) -> Flops:
+    """Count the multiply-accumulates of one image, and the parameters.
+
+    What runs is counted: products of matrices, convolutions, attention and segment sums as PyTorch executes them, and
+    the element-wise shortcut of every compressed block. Like the papers of the field, one multiply-accumulate counts
+    as one FLOP, and normalisation, activations and residual additions of the host do not count.
+    """
+    counts = _count(model).get_flop_counts()
+    root = type(model).__name__
+    wrappers = {name: module for name, module in model.named_modules() if isinstance(module, PruneMerge)}
+    products = shortcuts = 0
+    for name, wrapper in wrappers.items():
+        inside = sum(counts[f"{root}.{name}.block"].values())
+        products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
+        num_tokens, num_groups = wrapper.token_mask.numel(), wrapper.centres.numel()
+        shortcuts += elementwise_macs(num_tokens, num_groups, _width(wrapper.block))
+    return Flops(
+        macs=sum(counts["Global"].values()) // 2 + shortcuts,
+        module_macs=products + shortcuts,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        module_parameters=sum(w.merge_weights.numel() + w.reconstruct_weights.numel() for w in wrappers.values()),
+    )
+
+
+def model_cost(model: nn.Module) -> ModelCost:
+    """Measure what each block of an uncompressed model costs and how it grows with the number of tokens."""
+    counts = _count(model).get_flop_counts()
+    root = type(model).__name__
+    blocks = []
+    for name in adapter_for(model).block_names(model):
+        by_operator = counts[f"{root}.{name}"]
+        quadratic = sum(n for operator, n in by_operator.items() if operator in _ATTENTION) // 2
+        width = _width(model.get_submodule(name))
+        blocks.append(BlockCost(sum(by_operator.values()) // 2 - quadratic, quadratic, width))
+    outside = sum(counts["Global"].values()) // 2 - sum(block.linear + block.quadratic for block in blocks)
+    return ModelCost(outside, tuple(blocks))
+
+
+def _width(block: nn.Module) -> int:
+    """Numbers a token: what the block's first normalisation or projection takes."""
+    for module in block.modules():
+        if isinstance(module, nn.Linear):
+            return module.in_features
+    return next(block.parameters()).shape[-1]

@@ -1,0 +1,109 @@
+"""Top-1, top-5 and cross-entropy; agreement and divergence from a reference model on the same images."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmvit._modes import evaluation_mode
+from pmvit.errors import PmvitError
+from pmvit.progress import track
+from pmvit.scoring import unpack
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over the images, shares as numbers from 0 to 1. What could not be measured is `None`.
+
+    Attributes:
+        images: How many images were measured.
+        broken: How many could not be read and were left out.
+        top1: Share whose label is the first prediction.
+        top1_error: Standard error of `top1`.
+        top5: Share whose label is among the first five predictions.
+        cross_entropy: In nats.
+        agreement: Share on which the first predictions of model and reference are the same.
+        kl: Divergence KL(reference || model) of the predictions, in nats.
+        reference_top1: Top-1 of the reference on the same images.
+    """
+
+    images: int
+    broken: int
+    top1: float | None
+    top1_error: float | None
+    top5: float | None
+    cross_entropy: float | None
+    agreement: float | None
+    kl: float | None
+    reference_top1: float | None
+
+
+def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> dict[str, Tensor]:
+    """What one batch contributes: a number for each image, by name."""
+    result = {}
+    log_probabilities = logits.float().log_softmax(-1)
+    if labels is not None:
+        ranked = logits.topk(min(5, logits.shape[-1])).indices
+        result["top1"] = ranked[:, 0] == labels
+        result["top5"] = (ranked == labels[:, None]).any(1)
+        result["cross_entropy"] = F.nll_loss(log_probabilities, labels, reduction="none")
+    if reference is not None:
+        result["agreement"] = logits.argmax(-1) == reference.argmax(-1)
+        target = reference.float().log_softmax(-1)
+        result["kl"] = F.kl_div(log_probabilities, target, reduction="none", log_target=True).sum(-1)
+        if labels is not None:
+            result["reference_top1"] = reference.argmax(-1) == labels
+    return {name: values.double().cpu() for name, values in result.items()}
+
+
+def evaluate(
+    model: nn.Module, data: Iterable[Any], *, reference: nn.Module | None = None, progress: bool = True
+) -> Evaluation:
+    """Measure a classifier on labelled images, on unlabelled ones against a reference alone.
+
+    Args:
+        model: The model to measure, compressed or not.
+        data: A loader of `(images, labels)` or of images.
+        reference: The uncompressed original, for agreement and divergence.
+        progress: Show a progress bar.
+    """
+    device = next(model.parameters()).device
+    collected: dict[str, list[Tensor]] = {}
+    images_seen = 0
+    total = len(data) if hasattr(data, "__len__") else None
+    with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
+        for batch in track(data, "evaluate", total, show=progress):
+            images, labels = (None if part is None else part.to(device) for part in unpack(batch))
+            images_seen += len(images)
+            logits = model(images)
+            _check_labels(labels, logits)
+            measured = measure(logits, labels, reference(images) if reference is not None else None)
+            for name, values in measured.items():
+                collected.setdefault(name, []).append(values)
+    if not images_seen:
+        raise PmvitError("expected at least one image to evaluate on; got none")
+    means = {name: torch.cat(values).mean().item() for name, values in collected.items()}
+    top1 = means.get("top1")
+    return Evaluation(
+        images=images_seen,
+        broken=len(getattr(data, "broken", ())),
+        top1=top1,
+        top1_error=None if top1 is None else math.sqrt(top1 * (1 - top1) / images_seen),
+        top5=means.get("top5"),
+        cross_entropy=means.get("cross_entropy"),
+        agreement=means.get("agreement"),
+        kl=means.get("kl"),
+        reference_top1=means.get("reference_top1"),
+    )
+
+
+def _check_labels(labels: Tensor | None, logits: Tensor) -> None:
+    if labels is not None and int(labels.max()) >= logits.shape[-1]:
+        raise PmvitError(
+            f"expected labels below {logits.shape[-1]}, the number of the model's classes; got {int(labels.max())}: "
+            "is this the data of this model?"
+        )

@@ -1,0 +1,87 @@
+"""Files that are whole or not there: atomic writes, and JSON documents that say what they are."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pmvit.errors import PmvitError
+
+T = TypeVar("T")
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp's files are private; a saved model is as shared as its folder
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_atomically(path, lambda temporary: _write_utf8(temporary, text))
+
+
+def _write_utf8(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def read_document(path: Path, kind: str, version: int) -> dict[str, Any]:
+    """Read a JSON object that says `"format": kind` and `"version": version`; raise `PmvitError` if it is not one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise PmvitError(f"expected a {kind} file at {path}; there is none") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PmvitError(f"expected a {kind} file at {path}; it cannot be read ({error})") from None
+    return parse_document(text, kind, version, where=str(path))
+
+
+def parse_document(text: str, kind: str, version: int, where: str) -> dict[str, Any]:
+    """Parse what `read_document` reads."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PmvitError(f"{where}: expected JSON, got text that breaks off or is malformed ({error})") from None
+    if not isinstance(document, dict) or document.get("format") != kind:
+        found = document.get("format") if isinstance(document, dict) else type(document).__name__
+        raise PmvitError(f'{where}: expected a JSON object with "format": "{kind}", got {found!r}: is it another file?')
+    if document.get("version") != version:
+        raise PmvitError(
+            f"{where}: expected version {version} of {kind}, got {document.get('version')!r}: "
+            "make it again, or use the pmvit that wrote it"
+        )
+    return document
+
+
+def check_fields(data: Any, names: Iterable[str], where: str, optional: Iterable[str] = ()) -> dict[str, Any]:
+    """Return `data` if it is an object with just these fields; raise `PmvitError` that names the odd one if not."""
+    if not isinstance(data, dict):
+        raise PmvitError(f"{where}: expected an object, got {type(data).__name__}")
+    required, allowed = set(names), {*names, *optional}
+    if missing := sorted(required - set(data)):
+        raise PmvitError(f"{where}: the field {missing[0]!r} is missing")
+    if unknown := sorted(set(data) - allowed):
+        raise PmvitError(f"{where}: unknown field {unknown[0]!r}; expected {', '.join(sorted(allowed))}")
+    return data
+
+
+def config_from(cls: type[T], data: Any, where: str) -> T:
+    """Make a configuration dataclass from JSON data; fields that are left out keep their defaults."""
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # T is a dataclass
+    given = check_fields(data, (), where, optional=names)
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})

@@ -1,0 +1,157 @@
+"""What pmvit has to know of a host model, and the registry that finds the adapter of a model."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from pmvit.errors import PmvitError
+from pmvit.prune_merge import PruneMerge
+
+EXAMPLE = """
+    from pmvit.models import Adapter, TokenLayout, register
+
+    @register
+    class MyViT(Adapter):
+        family = "MyViT of my_library"
+
+        def matches(self, model):
+            return isinstance(model, my_library.MyViT)
+
+        def layout(self, model):
+            return TokenLayout(grid=(14, 14), num_prefix=1)
+
+        def block_names(self, model):
+            return [f"encoder.layers.{i}" for i in range(len(model.encoder.layers))]
+
+        def input_size(self, model):
+            return (3, 224, 224)
+"""
+
+
+class TokenLayout(NamedTuple):
+    """Where the tokens of a model come from: a grid of patches, after `num_prefix` tokens of other kinds."""
+
+    grid: tuple[int, int]
+    num_prefix: int
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefix + self.num_patches
+
+
+class HostChange(NamedTuple):
+    """One attribute of a host module that compression had to change, and what it was before."""
+
+    module: nn.Module
+    attribute: str
+    original: Any
+
+
+class Adapter:
+    """Knows one family of host models. A subclass has to say where the blocks and the tokens are; the rest is optional.
+
+    The values that Eq. 9 needs are read where every host hands them to `scaled_dot_product_attention`.
+    """
+
+    family: str
+
+    def matches(self, model: nn.Module) -> bool:
+        """Whether this adapter serves the model."""
+        raise _missing(self, "matches")
+
+    def layout(self, model: nn.Module) -> TokenLayout:
+        """The token grid and the number of prefix tokens."""
+        raise _missing(self, "layout")
+
+    def block_names(self, model: nn.Module) -> list[str]:
+        """The module paths of the transformer blocks, first to last."""
+        raise _missing(self, "block_names")
+
+    def input_size(self, model: nn.Module) -> tuple[int, int, int]:
+        """Channels, height and width of the images the model takes."""
+        raise _missing(self, "input_size")
+
+    def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
+        """Reduce to the groups what a block holds per token (position biases); return what was changed."""
+        return []
+
+    def narrow_arguments(self, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Reduce to the groups what a block is called with per token (rotary embedding, masks)."""
+        if wrapper.log_sizes is not None:
+            raise PmvitError(
+                f"attention_bias needs a block that takes an attention mask; the adapter for {self.family} names none: "
+                "make the plan with attention_bias=False"
+            )
+        return arguments
+
+    def for_scoring(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Put the model in the state scoring needs (fused attention on, no recomputation) and back afterwards."""
+        return nullcontext()
+
+    def describe(self, model: nn.Module, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What `build` needs to make the same (uncompressed) model again, as JSON data."""
+        raise _missing(self, "describe")
+
+    def build(self, description: dict[str, Any]) -> nn.Module:
+        """Make the model that `describe` described, with any weights and without a network."""
+        raise _missing(self, "build")
+
+    def data_config(self, model: nn.Module) -> dict[str, Any]:
+        """How images are prepared for the model: timm's data configuration."""
+        raise _missing(self, "data_config")
+
+
+def _missing(adapter: Adapter, method: str) -> PmvitError:
+    return PmvitError(
+        f"the adapter {type(adapter).__name__} has no `{method}`: add that method to use pmvit for this with its models"
+    )
+
+
+_adapters: list[Adapter] = []
+
+
+def register(adapter: type[Adapter]) -> type[Adapter]:
+    """Class decorator: add an adapter. Those registered last are asked first."""
+    _adapters.insert(0, adapter())
+    return adapter
+
+
+def supported_families() -> list[str]:
+    """The families that have an adapter."""
+    return [adapter.family for adapter in reversed(_adapters)]
+
+
+def adapter_for(model: nn.Module) -> Adapter:
+    """Find the adapter of a model.
+
+    Raises:
+        PmvitError: If no adapter knows the model; the message lists the families and shows how to add one.
+    """
+    for adapter in _adapters:
+        if adapter.matches(model):
+            return adapter
+    families = "".join(f"\n  - {family}" for family in supported_families())
+    raise PmvitError(
+        f"no adapter knows a {type(model).__module__}.{type(model).__name__}. Supported are:{families}\n"
+        f"To add it, say where its blocks and tokens are:\n{EXAMPLE}"
+    )
+
+
+def adapter_of_family(family: str) -> Adapter:
+    """Find an adapter by the name of its family, as a saved model has it."""
+    for adapter in _adapters:
+        if adapter.family == family:
+            return adapter
+    raise PmvitError(f"expected one of the families {', '.join(supported_families())}; got {family!r}")
+
+
+def select_tokens(tensor: Tensor, tokens: Tensor, *dims: int) -> Tensor:
+    """Keep only `tokens` along each of the dimensions of a tensor."""
+    for dim in dims:
+        tensor = tensor.index_select(dim, tokens)
+    return tensor

@@ -1,0 +1,171 @@
+"""Adapter for timm's plain vision transformers: ViT, DeiT, BEiT, EVA and those built on them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import timm
+import torch
+from timm.data import resolve_data_config
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from torch import Tensor, nn
+
+from pmvit.errors import PmvitError
+from pmvit.models.adapter import Adapter, HostChange, TokenLayout, register, select_tokens
+from pmvit.prune_merge import PruneMerge
+
+DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+
+
+@register
+class TimmViT(Adapter):
+    """All blocks of these models stand in `model.blocks` and take and return tokens of shape (batch, N, D)."""
+
+    family = "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, ViT-RelPos)"
+    classes = (VisionTransformer, VisionTransformerRelPos, Beit, Eva)
+    # What a block calls the additive bias on its attention scores.
+    bias_arguments = ("attn_mask", "shared_rel_pos", "shared_rel_pos_bias")
+
+    def matches(self, model: nn.Module) -> bool:
+        return isinstance(model, self.classes)
+
+    def layout(self, model: nn.Module) -> TokenLayout:
+        height, width = model.patch_embed.grid_size
+        return TokenLayout((int(height), int(width)), int(model.num_prefix_tokens))
+
+    def block_names(self, model: nn.Module) -> list[str]:
+        return [f"blocks.{index}" for index in range(len(model.blocks))]
+
+    def input_size(self, model: nn.Module) -> tuple[int, int, int]:
+        height, width = model.patch_embed.img_size
+        return _input_channels(model), height, width
+
+    def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
+        attention = getattr(wrapper.block, "attn", None)
+        if getattr(attention, "rel_pos", None) is not None:
+            change = HostChange(attention, "rel_pos", attention.rel_pos)
+            attention.rel_pos = NarrowBias(attention.rel_pos, wrapper)
+            return [change]
+        if getattr(attention, "relative_position_bias_table", None) is not None:
+            index = attention.relative_position_index
+            changes = [
+                HostChange(attention, "relative_position_index", index),
+                HostChange(attention, "window_size", attention.window_size),
+            ]
+            attention.relative_position_index = select_tokens(index, wrapper.centres.to(index.device), 0, 1)
+            attention.window_size = (wrapper.centres.numel() - 1, 1)  # its area + 1 is the side of the bias
+            return changes
+        return []
+
+    def narrow_arguments(self, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
+        narrowed = dict(arguments)
+        if narrowed.get("rope") is not None:
+            narrowed["rope"] = select_tokens(narrowed["rope"], wrapper.patch_centres, -2)
+        for name in self.bias_arguments:
+            if narrowed.get(name) is not None:
+                narrowed[name] = _narrow_bias(narrowed[name], wrapper.centres)
+        if wrapper.log_sizes is not None:
+            name = next((name for name in self.bias_arguments if name in narrowed), "attn_mask")
+            narrowed[name] = _add_log_sizes(narrowed.get(name), wrapper.log_sizes)
+        return narrowed
+
+    @contextmanager
+    def for_scoring(self, model: nn.Module) -> Iterator[None]:
+        fused = {module: module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")}
+        checkpointing = getattr(model, "grad_checkpointing", False)
+        try:
+            for module in fused:
+                module.fused_attn = True
+            model.grad_checkpointing = False
+            yield
+        finally:
+            for module, value in fused.items():
+                module.fused_attn = value
+            model.grad_checkpointing = checkpointing
+
+    def describe(self, model: nn.Module, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+        architecture = model.pretrained_cfg["architecture"]
+        if arguments is None:
+            with torch.device("meta"):
+                default = _traits(timm.create_model(architecture))
+            arguments = {name: value for name, value in _traits(model).items() if value != default[name]}
+        description = {"architecture": architecture, "arguments": arguments, "data": self.data_config(model)}
+        with torch.device("meta"):
+            rebuilt = self.build(description)
+        expected, got = _shapes(model), _shapes(rebuilt)
+        if expected != got:
+            differing = sorted(expected.items() ^ got.items())
+            raise PmvitError(
+                f"timm.create_model({architecture!r}, **{arguments}) does not make this model again (first difference: "
+                f"{differing[0][0]}): pass `arguments=` with all that it was created with"
+            )
+        return description
+
+    def build(self, description: dict[str, Any]) -> nn.Module:
+        model = timm.create_model(description["architecture"], pretrained=False, **description["arguments"])
+        model.pretrained_cfg.update(description["data"])
+        return model
+
+    def data_config(self, model: nn.Module) -> dict[str, Any]:
+        config = resolve_data_config(pretrained_cfg=model.pretrained_cfg)
+        config["input_size"] = self.input_size(model)
+        return {key: list(v) if isinstance(v := config[key], tuple) else v for key in DATA_KEYS}
+
+
+class NarrowBias(nn.Module):
+    """The relative position bias of a block, between the group centres only."""
+
+    def __init__(self, full: nn.Module, wrapper: PruneMerge) -> None:
+        super().__init__()
+        self.full = full
+        self.register_buffer("centres", wrapper.centres, persistent=False)
+        self.register_buffer("log_sizes", wrapper.log_sizes, persistent=False)
+
+    def get_bias(self) -> Tensor:
+        """The bias as timm's attention adds it: (1, heads, groups, groups)."""
+        bias = _narrow_bias(self.full.get_bias(), self.centres)
+        return bias if self.log_sizes is None else _add_log_sizes(bias, self.log_sizes)
+
+    def forward(self, attention: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
+        """What timm calls where attention is not fused."""
+        return attention + self.get_bias()
+
+
+def _narrow_bias(bias: Tensor, centres: Tensor) -> Tensor:
+    """Keep the rows and columns of the centres; a dimension of size 1 is broadcast and stays."""
+    return select_tokens(bias, centres, *(dim for dim in (-2, -1) if bias.shape[dim] > 1))
+
+
+def _add_log_sizes(bias: Tensor | None, log_sizes: Tensor) -> Tensor:
+    """Add the logarithm of each key's group size to the bias; a boolean mask becomes an additive one."""
+    if bias is None:
+        return log_sizes[None, None, None, :]
+    if bias.dtype == torch.bool:
+        return log_sizes.expand(bias.shape).masked_fill(~bias, float("-inf"))
+    return bias + log_sizes.to(bias.dtype)
+
+
+def _input_channels(model: nn.Module) -> int:
+    return next(m.in_channels for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
+
+
+def _traits(model: nn.Module) -> dict[str, Any]:
+    """The arguments of `timm.create_model` that can be read off a model."""
+    block = model.blocks[0]
+    return {
+        "num_classes": model.num_classes,
+        "in_chans": _input_channels(model),
+        "img_size": list(model.patch_embed.img_size),
+        "patch_size": list(model.patch_embed.patch_size),
+        "global_pool": model.global_pool,
+        "embed_dim": model.embed_dim,
+        "depth": len(model.blocks),
+        "num_heads": getattr(getattr(block, "attn", block), "num_heads", None),
+    }
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}

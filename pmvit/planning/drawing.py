@@ -1,0 +1,72 @@
+"""Plans as text: a table, and one small grid a block."""
+
+import io
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pmvit.planning.plan import LayerPlan, Plan
+from pmvit.prune_merge import PRUNED
+
+KEPT, MERGED, DROPPED = "█", "▒", "·"
+WIDEST_GRID_TO_PRINT = 32
+
+
+def table(plan: Plan) -> Table:
+    """Tokens kept, merged and pruned in each block."""
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("block", "kept", "merged", "pruned", "share kept"):
+        result.add_column(name, justify="right")
+    for index in range(plan.depth):
+        layer = plan.layers.get(index)
+        if layer is None:
+            result.add_row(str(index), str(plan.num_patches), "-", "-", "not compressed")
+        else:
+            counts = (layer.num_kept, layer.num_merged, layer.num_pruned)
+            result.add_row(str(index), *map(str, counts), f"{layer.num_kept / layer.num_tokens:.1%}")
+    return result
+
+
+def describe(plan: Plan) -> str:
+    """The table and, for grids that fit a terminal, the drawing."""
+    height, width = plan.grid
+    text = io.StringIO()
+    console = Console(file=text, width=100)
+    console.print(
+        f"Plan for {plan.depth} blocks of {height} x {width} patch tokens: keeps {plan.keep:.1%} of those of "
+        f"{len(plan.layers)} blocks, reconstruct {plan.reconstruct}"
+        + (", attention bias" if plan.attention_bias else ""),
+        highlight=False,
+    )
+    console.print(table(plan))
+    drawing = draw(plan) if width <= WIDEST_GRID_TO_PRINT else "(the grid is wide: plan.draw() draws it)"
+    return text.getvalue() + drawing
+
+
+def draw(plan: Plan, columns: int = 100) -> str:
+    """Grids side by side, as many as fit in `columns` characters."""
+    width = max(plan.grid[1], len("block 00"))
+    grids = [_grid(plan, index, width) for index in sorted(plan.layers)]
+    a_line = max(1, (columns + 2) // (width + 2))
+    legend = f"{KEPT} kept   {MERGED} merged   {DROPPED} pruned"
+    bands = []
+    for start in range(0, len(grids), a_line):
+        rows = zip(*grids[start : start + a_line], strict=True)
+        bands.append("\n".join("  ".join(row).rstrip() for row in rows))
+    return "\n\n".join([*bands, legend])
+
+
+def _grid(plan: Plan, index: int, width: int) -> list[str]:
+    symbols = symbols_of(plan.layers[index])
+    rows = ["".join(symbols[start : start + plan.grid[1]]) for start in range(0, len(symbols), plan.grid[1])]
+    return [line.ljust(width) for line in (f"block {index}", *rows)]
+
+
+def symbols_of(layer: LayerPlan) -> list[str]:
+    """One character a token."""
+    centres = set(layer.centres)
+    return [
+        KEPT if token in centres else DROPPED if group == PRUNED else MERGED
+        for token, group in enumerate(layer.groups)
+    ]

@@ -1,0 +1,273 @@
+"""`Plan`: which tokens of each block are kept, merged or pruned. Data, independent of any weights."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pmvit.errors import PmvitError
+from pmvit.files import check_fields, parse_document, read_document, write_text
+from pmvit.prune_merge import PRUNED, Reconstruct
+
+FORMAT, VERSION = "pmvit-plan", 1
+
+Weights = Literal["normalize", "max", "mean", "sum", "ones", "gaussian", "average"]
+Grouping = Literal["row", "segment", "grid"]
+Scope = Literal["global", "local"]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What happens to the patch tokens of one block.
+
+    Attributes:
+        groups: The group of each patch token, -1 where the token is pruned.
+        centres: The kept token of each group.
+        weights: The weight of each patch token in its group; 0 for pruned tokens.
+    """
+
+    groups: tuple[int, ...]
+    centres: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.groups)
+
+    @property
+    def num_kept(self) -> int:
+        return len(self.centres)
+
+    @property
+    def num_pruned(self) -> int:
+        return self.groups.count(PRUNED)
+
+    @property
+    def num_merged(self) -> int:
+        return self.num_tokens - self.num_kept - self.num_pruned
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every token stays by itself, in place, with weight one: then there is nothing to do."""
+        everything = tuple(range(self.num_tokens))
+        return self.groups == everything == self.centres and set(self.weights) == {1.0}
+
+    @property
+    def num_entries(self) -> int:
+        """Tokens in groups: the entries of M, and of R."""
+        return self.num_tokens - self.num_pruned
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Groups, centres and weights as tensors."""
+        return torch.tensor(self.groups), torch.tensor(self.centres), torch.tensor(self.weights)
+
+    def members(self) -> list[list[int]]:
+        """The tokens of each group, in order."""
+        result: list[list[int]] = [[] for _ in self.centres]
+        for token, group in enumerate(self.groups):
+            if group != PRUNED:
+                result[group].append(token)
+        return result
+
+    @staticmethod
+    def keep_all(num_tokens: int) -> "LayerPlan":
+        """A layer that keeps every token by itself."""
+        everything = tuple(range(num_tokens))
+        return LayerPlan(everything, everything, (1.0,) * num_tokens)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layer plans for the blocks of a model, with what made them. It fits any model with this grid and depth.
+
+    Attributes:
+        grid: Rows and columns of the patch grid.
+        depth: Number of blocks of the model.
+        layers: The plan of each compressed block, by its index; the others run on all tokens.
+        reconstruct: `residual` or `pinv`.
+        attention_bias: Whether attention to a group is raised by the logarithm of the group's size.
+        made_by: The configurations and measurements the plan came from, for the record.
+    """
+
+    grid: tuple[int, int]
+    depth: int
+    layers: Mapping[int, LayerPlan]
+    reconstruct: Reconstruct = "residual"
+    attention_bias: bool = False
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.reconstruct not in get_args(Reconstruct):
+            raise PmvitError(f"reconstruct: expected {' or '.join(get_args(Reconstruct))}, got {self.reconstruct!r}")
+        for index, layer in self.layers.items():
+            where = f"block {index}"
+            if not 0 <= index < self.depth:
+                raise PmvitError(f"{where}: expected a block from 0 to {self.depth - 1}: was the plan made for more?")
+            _check_layer(layer, self.num_patches, where)
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    def tokens_per_block(self) -> list[int]:
+        """Patch tokens that run through each block."""
+        return [self.layers[i].num_kept if i in self.layers else self.num_patches for i in range(self.depth)]
+
+    @property
+    def keep(self) -> float:
+        """Share of the patch tokens of the compressed blocks that are kept."""
+        if not self.layers:
+            return 1.0
+        return sum(layer.num_kept for layer in self.layers.values()) / (len(self.layers) * self.num_patches)
+
+    def __str__(self) -> str:
+        from pmvit.planning.drawing import describe
+
+        return describe(self)
+
+    def draw(self, columns: int = 100) -> str:
+        """One small grid a block: kept tokens solid, merged ones shaded, pruned ones a dot."""
+        from pmvit.planning.drawing import draw
+
+        return draw(self, columns)
+
+    @staticmethod
+    def keep_all(grid: tuple[int, int], depth: int, **options: Any) -> "Plan":
+        """A plan that keeps every token of every block."""
+        layer = LayerPlan.keep_all(grid[0] * grid[1])
+        return Plan(grid, depth, dict.fromkeys(range(depth), layer), **options)
+
+    def to_json(self) -> str:
+        """The plan as text: JSON, one group a line."""
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "grid": list(self.grid),
+            "depth": self.depth,
+            "reconstruct": self.reconstruct,
+            "attention_bias": self.attention_bias,
+            "made_by": dict(self.made_by),
+        }
+        layers = ",\n".join(f'  "{index}": {_layer_to_json(layer)}' for index, layer in sorted(self.layers.items()))
+        return json.dumps(head, indent=1)[:-2] + ',\n "layers": {\n' + layers + "\n }\n}\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        write_text(Path(path), self.to_json())
+
+    @staticmethod
+    def load(path: str | Path) -> "Plan":
+        """Read and check a plan.
+
+        Raises:
+            PmvitError: If the file is not a whole and consistent plan; the message names the block and the fault.
+        """
+        return _from_document(read_document(Path(path), FORMAT, VERSION), str(path))
+
+    @staticmethod
+    def from_json(text: str, where: str = "plan") -> "Plan":
+        """Parse and check what `to_json` wrote."""
+        return _from_document(parse_document(text, FORMAT, VERSION, where), where)
+
+
+def _layer_to_json(layer: LayerPlan) -> str:
+    lines = []
+    for centre, members in zip(layer.centres, layer.members(), strict=True):
+        weights = [layer.weights[token] for token in members]
+        lines.append("   " + json.dumps({"centre": centre, "members": members, "weights": weights}))
+    pruned = [token for token, group in enumerate(layer.groups) if group == PRUNED]
+    return '{"groups": [\n' + ",\n".join(lines) + f'\n  ], "pruned": {json.dumps(pruned)}}}'
+
+
+def _from_document(document: dict[str, Any], where: str) -> Plan:
+    names = ("format", "version", "grid", "depth", "reconstruct", "attention_bias", "made_by", "layers")
+    check_fields(document, names, where)
+    grid, depth, layers = document["grid"], document["depth"], document["layers"]
+    if not (isinstance(grid, list) and len(grid) == 2 and all(_is_count(side) and side > 0 for side in grid)):
+        raise PmvitError(f"{where}: grid: expected two positive whole numbers, got {grid!r}")
+    if not _is_count(depth):
+        raise PmvitError(f"{where}: depth: expected a whole number, got {depth!r}")
+    if not isinstance(document["attention_bias"], bool):
+        raise PmvitError(f"{where}: attention_bias: expected true or false, got {document['attention_bias']!r}")
+    if not isinstance(layers, dict) or not all(index.isdecimal() for index in layers):
+        raise PmvitError(f"{where}: layers: expected an object with block numbers as names")
+    num_patches = grid[0] * grid[1]
+    return Plan(
+        grid=(grid[0], grid[1]),
+        depth=depth,
+        layers={int(i): _parse_layer(layer, num_patches, f"{where}: block {i}") for i, layer in layers.items()},
+        reconstruct=document["reconstruct"],
+        attention_bias=document["attention_bias"],
+        made_by=check_fields(document["made_by"], (), f"{where}: made_by", optional=document["made_by"]),
+    )
+
+
+def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:
+    check_fields(data, ("groups", "pruned"), where)
+    groups: list[int | None] = [None] * num_patches
+    weights = [0.0] * num_patches
+    centres = []
+    for number, group in enumerate(data["groups"]):
+        here = f"{where}, group {number}"
+        check_fields(group, ("centre", "members", "weights"), here)
+        if len(group["members"]) != len(group["weights"]):
+            raise PmvitError(f"{here}: {len(group['members'])} members but {len(group['weights'])} weights")
+        for token, weight in zip(group["members"], group["weights"], strict=True):
+            _claim(groups, token, number, here)
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+                raise PmvitError(f"{here}: expected numbers as weights, got {weight!r}")
+            weights[token] = float(weight)
+        centres.append(group["centre"])
+    for token in data["pruned"]:
+        _claim(groups, token, PRUNED, f"{where}, pruned")
+    assigned = [group for group in groups if group is not None]
+    if len(assigned) != num_patches:
+        raise PmvitError(
+            f"{where}: expected {num_patches} tokens in groups or pruned, got {len(assigned)} "
+            f"(token {groups.index(None)} is in neither)"
+        )
+    return LayerPlan(tuple(assigned), tuple(centres), tuple(weights))
+
+
+def _claim(groups: list[int | None], token: Any, group: int, where: str) -> None:
+    """Put a token into a group, once."""
+    if not _is_count(token) or token >= len(groups):
+        raise PmvitError(f"{where}: expected tokens from 0 to {len(groups) - 1}, got {token!r}: is it another image size?")
+    if groups[token] is not None:
+        taken = "the pruned tokens" if groups[token] == PRUNED else f"group {groups[token]}"
+        raise PmvitError(f"{where}: token {token} is in {taken} already; groups must not overlap")
+    groups[token] = group
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_layer(layer: LayerPlan, num_patches: int, where: str) -> None:
+    if not len(layer.groups) == len(layer.weights) == num_patches:
+        raise PmvitError(f"{where}: expected {num_patches} tokens, got {len(layer.groups)}: is it another image size?")
+    if not layer.centres:
+        raise PmvitError(f"{where}: expected at least one group, got none: a block cannot run on no tokens")
+    if set(layer.groups) - {PRUNED} != set(range(len(layer.centres))):
+        raise PmvitError(f"{where}: expected every one of its {len(layer.centres)} groups to have a member")
+    for group, centre in enumerate(layer.centres):
+        if not _is_count(centre) or centre >= num_patches or layer.groups[centre] != group:
+            raise PmvitError(f"{where}, group {group}: its centre {centre!r} is not one of its members")
+    norms = [0.0] * len(layer.centres)
+    for token, (group, weight) in enumerate(zip(layer.groups, layer.weights, strict=True)):
+        if not math.isfinite(weight):
+            raise PmvitError(f"{where}: the weight of token {token} is {weight}; expected a finite number")
+        if group != PRUNED:
+            norms[group] += weight * weight
+    if not all(norms):
+        raise PmvitError(f"{where}, group {norms.index(0.0)}: all its weights are zero; expected one that is not")
+
+
+def record(config: Any) -> dict[str, Any]:
+    """A configuration as JSON data, for `made_by`."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()}

@@ -1,0 +1,291 @@
+"""From scores to a plan: Algorithms 1 and 2 of the paper, with every choice open."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pmvit.cost import elementwise_macs
+from pmvit.errors import PmvitError
+from pmvit.planning.plan import Grouping, LayerPlan, Plan, Scope, Weights, record
+from pmvit.prune_merge import PRUNED, Reconstruct
+from pmvit.scoring import Scores
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """How scores become a plan. One of `keep`, `gflops` and `flops_share` says how much is kept.
+
+    Attributes:
+        keep: Share of the patch tokens that are kept (the paper's r).
+        prune: Share of the patch tokens that are pruned (the paper's PM-threshold tau); the rest are merged.
+        gflops: Billions of multiply-accumulates the compressed model may cost, merge and reconstruct included.
+        flops_share: The same as a share of the original model's.
+        scope: `global` ranks the tokens of all layers together (Algorithm 2), `local` those of each layer by itself.
+        normalize_layers: Divide the scores of a layer by their L2 norm before they are ranked.
+        layer_decay: Multiply the scores of layer l by `1 - layer_decay * l` before they are ranked.
+        grouping: What a medium token joins: the nearest kept token in its `row` of the image, the next one in the
+            sequence (`segment`: Algorithm 1 to the letter), or the nearest in the `grid`.
+        weights: Weights inside a group, from its scores s: `normalize` s / |s|, `max` s / max s, `mean` s / mean s,
+            `sum` s / sum s, `ones`, `gaussian` (L2-normalised scores, smoothed over the grid), or `average`,
+            1 / group size whatever the scores.
+        reconstruct: `residual` or `pinv`.
+        attention_bias: Raise attention to a group by the logarithm of its size.
+        skip: Blocks that are left alone; negative numbers count from the last.
+    """
+
+    keep: float | None = None
+    prune: float = 0.1
+    gflops: float | None = None
+    flops_share: float | None = None
+    scope: Scope = "global"
+    normalize_layers: bool = True
+    layer_decay: float = 0.025
+    grouping: Grouping = "row"
+    weights: Weights = "average"
+    reconstruct: Reconstruct = "residual"
+    attention_bias: bool = False
+    skip: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "skip", tuple(self.skip))
+        for name, choices in (
+            ("scope", Scope),
+            ("grouping", Grouping),
+            ("weights", Weights),
+            ("reconstruct", Reconstruct),
+        ):
+            if getattr(self, name) not in get_args(choices):
+                raise PmvitError(f"{name}: expected one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+        budgets = [name for name in ("keep", "gflops", "flops_share") if getattr(self, name) is not None]
+        if len(budgets) != 1:
+            raise PmvitError(f"expected one of keep, gflops and flops_share; got {' and '.join(budgets) or 'none'}")
+        if self.keep is not None and not 0 < self.keep <= 1:
+            raise PmvitError(f"keep: expected a share above 0 and up to 1, got {self.keep}")
+        if not 0 <= self.prune < 1:
+            raise PmvitError(f"prune: expected a share from 0 to below 1, got {self.prune}")
+
+
+def plan(scores: Scores, config: PlanConfig | None = None, **options: Any) -> Plan:
+    """Decide which tokens of each block are kept, merged and pruned (Algorithms 1 and 2).
+
+    Args:
+        scores: What `score` measured.
+        config: How to decide; `options` are its fields and override it.
+
+    Raises:
+        PmvitError: If the options contradict each other or the budget cannot be met.
+    """
+    config = PlanConfig(**options) if config is None else replace(config, **options)
+    if config.keep is not None:
+        return plan_for_keep(scores, config, config.keep)
+    original = scores.cost.macs
+    target = config.gflops * 1e9 if config.gflops is not None else (config.flops_share or 0.0) * original
+    return _solve(lambda keep: plan_for_keep(scores, config, keep), lambda p: predicted_macs(scores, p), target, scores)
+
+
+def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
+    """The plan that keeps this share of the patch tokens; what cannot be pruned then stays."""
+    layers = compressed_layers(len(scores.values), config.skip)
+    raw = scores.values[layers]
+    ranked = comparable(raw, layers, config.normalize_layers, config.layer_decay)
+    pruned_share = min(config.prune, 1 - keep) if config.keep is None else config.prune
+    if config.scope == "global":
+        kept, pruned = partition(ranked, keep, pruned_share)
+    else:
+        parts = [partition(row[None], keep, pruned_share) for row in ranked]
+        kept, pruned = (torch.cat(part) for part in zip(*parts, strict=True))
+    layer_plans = {
+        layer: group_layer(raw[i], kept[i], pruned[i], scores.grid, config.grouping, config.weights)
+        for i, layer in enumerate(layers)
+    }
+    return Plan(
+        grid=scores.grid,
+        depth=len(scores.values),
+        layers=layer_plans,
+        reconstruct=config.reconstruct,
+        attention_bias=config.attention_bias,
+        made_by={
+            "plan": record(config),
+            "scores": {**record(scores.config), "batches": scores.iterations, "images": scores.images},
+        },
+    )
+
+
+def compressed_layers(depth: int, skip: Sequence[int]) -> list[int]:
+    """The blocks that are not skipped."""
+    for index in skip:
+        if not -depth <= index < depth:
+            raise PmvitError(f"skip: expected blocks from {-depth} to {depth - 1}, got {index}")
+    skipped = {index % depth for index in skip}
+    layers = [index for index in range(depth) if index not in skipped]
+    if not layers:
+        raise PmvitError(f"skip: all {depth} blocks are skipped; expected at least one to compress")
+    return layers
+
+
+def comparable(values: Tensor, layers: Sequence[int], normalize: bool, decay: float) -> Tensor:
+    """Make the scores of different layers comparable: each row over its L2 norm, times `1 - decay * layer`."""
+    if normalize:
+        values = values / values.norm(dim=1, keepdim=True)
+    return values * (1 - decay * torch.tensor(layers, dtype=values.dtype))[:, None]
+
+
+def partition(values: Tensor, keep: float, prune: float) -> tuple[Tensor, Tensor]:
+    """Split (layers, tokens) scores by two global thresholds (Algorithm 2, Algorithm 1 lines 1-5); return two masks.
+
+    The counts are exact. Equal scores are ranked by position, first layer and first token foremost. A layer that would
+    keep nothing keeps its best token, in place of the weakest kept token of a layer that has more than one.
+    """
+    if keep + prune > 1 + 1e-9:
+        raise PmvitError(f"expected keep + prune to be at most 1, got {keep} + {prune}: lower one of them")
+    num_layers, num_tokens = values.shape
+    order = torch.argsort(values.flatten(), descending=True, stable=True)
+    num_kept = max(round(keep * values.numel()), num_layers)
+    kept = torch.zeros(values.numel(), dtype=torch.bool)
+    kept[order[:num_kept]] = True
+    kept = kept.view(num_layers, num_tokens)
+    for layer in torch.nonzero(~kept.any(1)).flatten().tolist():
+        best = torch.argsort(values[layer], descending=True, stable=True)[0]
+        for candidate in reversed(order[:num_kept].tolist()):
+            other = kept[candidate // num_tokens]
+            if other[candidate % num_tokens] and other.sum() > 1:
+                other[candidate % num_tokens] = False
+                break
+        kept[layer, best] = True
+    num_pruned = min(round(prune * values.numel()), values.numel() - num_kept)
+    weakest = [token for token in reversed(order.tolist()) if not kept.view(-1)[token]][:num_pruned]
+    pruned = torch.zeros(values.numel(), dtype=torch.bool)
+    pruned[weakest] = True
+    return kept, pruned.view(num_layers, num_tokens)
+
+
+def group_layer(
+    scores: Tensor, kept: Tensor, pruned: Tensor, grid: tuple[int, int], grouping: Grouping, weights: Weights
+) -> LayerPlan:
+    """Let every medium token join a kept one and weigh the members (Algorithm 1, lines 6-16)."""
+    centres = torch.nonzero(kept).flatten()
+    medium = torch.nonzero(~kept & ~pruned).flatten()
+    groups = torch.full_like(kept, PRUNED, dtype=torch.long)
+    groups[centres] = torch.arange(centres.numel())
+    groups[medium] = JOIN[grouping](medium, centres, grid[1])
+    rounded = (float(f"{weight:.8g}") for weight in weigh(scores, groups, grid, weights).tolist())
+    return LayerPlan(tuple(groups.tolist()), tuple(centres.tolist()), tuple(rounded))
+
+
+def join_segment(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
+    """The next kept token of the sequence; what follows the last one joins it (Algorithm 1)."""
+    return torch.searchsorted(centres, tokens).clamp(max=centres.numel() - 1)
+
+
+def join_grid(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
+    """The nearest kept token in the image; of several, the first."""
+    return _first_nearest(_squared_distance(tokens, centres, width))
+
+
+def join_row(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
+    """The nearest kept token in the same row, the boundary at the midpoint; from a row without one, the nearest."""
+    distance = _squared_distance(tokens, centres, width)
+    other_row = tokens[:, None] // width != centres[None] // width
+    farther_than_any_in_the_row = width**2
+    return _first_nearest(distance + farther_than_any_in_the_row * other_row)
+
+
+JOIN: dict[Grouping, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "segment": join_segment,
+    "grid": join_grid,
+    "row": join_row,
+}
+
+
+def _squared_distance(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
+    rows = tokens[:, None] // width - centres[None] // width
+    columns = tokens[:, None] % width - centres[None] % width
+    return rows**2 + columns**2
+
+
+def _first_nearest(distance: Tensor) -> Tensor:
+    """The column of the least distance in each row; of several, the first."""
+    return torch.argsort(distance, dim=1, stable=True)[:, 0]
+
+
+def weigh(scores: Tensor, groups: Tensor, grid: tuple[int, int], rule: Weights) -> Tensor:
+    """Weights of the tokens in their groups (Table VI); a group whose scores are all zero is weighed evenly."""
+    is_member = groups != PRUNED
+    index = groups[is_member]
+    num_groups = int(index.max()) + 1
+    if rule in ("ones", "average"):
+        scores = torch.ones_like(scores)
+    elif rule == "gaussian":
+        scores = smooth(scores, grid)
+    s = scores[is_member]
+
+    def total(values: Tensor) -> Tensor:
+        return values.new_zeros(num_groups).index_add(0, index, values)[index]
+
+    s = torch.where(total(s) == 0, 1.0, s)
+    if rule == "max":
+        divisor = s.new_zeros(num_groups).index_reduce(0, index, s, "amax")[index]
+    elif rule == "mean":
+        divisor = total(s) / total(torch.ones_like(s))
+    elif rule in ("sum", "average"):
+        divisor = total(s)
+    elif rule == "ones":
+        divisor = torch.ones_like(s)
+    else:
+        divisor = total(s**2).sqrt()
+    weights = torch.zeros_like(scores)
+    weights[is_member] = s / divisor
+    return weights
+
+
+def smooth(scores: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Filter the scores over the grid with a 3 x 3 Gaussian of unit variance; the border is repeated."""
+    line = torch.exp(-torch.tensor([-1.0, 0.0, 1.0], dtype=scores.dtype) ** 2 / 2)
+    kernel = torch.outer(line, line) / line.sum() ** 2
+    image = F.pad(scores.view(1, 1, *grid), (1, 1, 1, 1), mode="replicate")
+    return F.conv2d(image, kernel[None, None]).flatten()
+
+
+def predicted_macs(scores: Scores, plan: Plan) -> float:
+    """Multiply-accumulates of the model compressed by this plan: what `flops` will count on it."""
+    num_tokens = scores.num_prefix + plan.num_patches
+    total = float(scores.cost.outside)
+    for index, block in enumerate(scores.cost.blocks):
+        layer = plan.layers.get(index)
+        if layer is None or layer.is_identity:
+            total += block.macs(1.0)
+            continue
+        num_groups = scores.num_prefix + layer.num_kept
+        products = 2 * (scores.num_prefix + layer.num_entries) * block.width
+        total += block.macs(num_groups / num_tokens) + products + elementwise_macs(num_tokens, num_groups, block.width)
+    return total
+
+
+def _solve(
+    make: Callable[[float], Plan], cost: Callable[[Plan], float], target: float, scores: Scores, steps: int = 40
+) -> Plan:
+    """Find by bisection the plan that keeps most and costs no more than the target."""
+    if target >= scores.cost.macs:
+        raise PmvitError(
+            f"expected a budget below the {scores.cost.macs / 1e9:.3f} GFLOPs of the original, got {target / 1e9:.3f}: "
+            "there is nothing to compress"
+        )
+    low, high = 0.0, 1.0
+    best = make(1e-9)
+    if cost(best) > target:
+        raise PmvitError(
+            f"expected a budget of at least {cost(best) / 1e9:.3f} GFLOPs, what one token a block costs; "
+            f"got {target / 1e9:.3f}"
+        )
+    for _ in range(steps):
+        middle = (low + high) / 2
+        candidate = make(middle)
+        if cost(candidate) <= target:
+            best, low = candidate, middle
+        else:
+            high = middle
+    return best

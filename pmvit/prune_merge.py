@@ -1,0 +1,237 @@
+"""Prune and Merge, the idea in one file: merge tokens, run the block on fewer of them, put every token back.
+
+`Z` holds the N tokens that enter a transformer block `B`. A plan sorts them into m groups; a token in no group is
+pruned. Three constants follow from the plan:
+
+- the merge matrix `M` (m x N): row g holds the weights with which the tokens of group g become one;
+- the reconstruct matrix `R` (N x m): it hands what the block made of a group back to the group's members;
+- the token mask `T` (N): 0 where a token is pruned, 1 elsewhere.
+
+Two reconstructions:
+
+- `pinv`, the paper's (Eq. 7): `Z' = R B(M Z) + (1 - T) Z`, with `R` the pseudo-inverse of `M`;
+- `residual`, ours: `Z' = Z + R (B(M Z) - M Z)`, with `R` one for every member. Each token keeps its own residual
+  stream and receives its group's update; a pruned token receives none.
+
+N tokens go in and N come out, and nothing here depends on the input. Every column of `M` and every row of `R` has at
+most one entry, so both products are sums over short runs of tokens (`segment_sum`), not dense matrix products.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PRUNED = -1  # the group of a token that is in no group
+
+Reconstruct = Literal["pinv", "residual"]
+Learn = Literal["group", "dense"]
+
+
+class SparseRows(NamedTuple):
+    """Where the entries of a sparse matrix are: row i has them in `columns[offsets[i]:offsets[i + 1]]`."""
+
+    columns: Tensor
+    offsets: Tensor
+
+
+def merge_rows(groups: Tensor, num_groups: int) -> SparseRows:
+    """Sparsity of M: one row a group, its entries at the group's members, in the order of the tokens."""
+    members = torch.nonzero(groups != PRUNED).flatten()
+    columns = members[torch.argsort(groups[members], stable=True)]
+    sizes = torch.bincount(groups[columns], minlength=num_groups)
+    return SparseRows(columns, torch.cumsum(sizes, 0) - sizes)
+
+
+def reconstruct_rows(groups: Tensor) -> SparseRows:
+    """Sparsity of R: one row a token, with one entry at its group; the row of a pruned token is empty."""
+    is_member = (groups != PRUNED).long()
+    return SparseRows(groups[groups != PRUNED], torch.cumsum(is_member, 0) - is_member)
+
+
+def pseudo_inverse(groups: Tensor, weights: Tensor, num_groups: int) -> Tensor:
+    """Weights of R = M^+ (Eq. 7), one a token: the groups are disjoint, so those of a group w are w / ||w||^2."""
+    is_member = groups != PRUNED
+    squared_norms = weights.new_zeros(num_groups).index_add(0, groups[is_member], weights[is_member] ** 2)
+    inverse = torch.zeros_like(weights)
+    inverse[is_member] = weights[is_member] / squared_norms[groups[is_member]]
+    return inverse
+
+
+def dense_matrix(rows: SparseRows, weights: Tensor, width: int) -> Tensor:
+    """The matrix with these rows and weights, written out in full."""
+    sizes = torch.diff(rows.offsets, append=rows.offsets.new_tensor([rows.columns.numel()]))
+    matrix = weights.new_zeros(rows.offsets.numel(), width)
+    row_of_entry = torch.repeat_interleave(torch.arange(sizes.numel(), device=sizes.device), sizes)
+    matrix[row_of_entry, rows.columns] = weights
+    return matrix
+
+
+def segment_sum(tokens: Tensor, rows: SparseRows, weights: Tensor) -> Tensor:
+    """Multiply a sparse matrix with the (batch, tokens, width) tokens: one weighted sum a row, in one kernel."""
+    batch, count, width = tokens.shape
+    image = torch.arange(batch, device=tokens.device)[:, None]
+    sums = F.embedding_bag(
+        (rows.columns + image * count).flatten(),
+        tokens.reshape(batch * count, width),
+        (rows.offsets + image * rows.columns.numel()).flatten(),
+        mode="sum",
+        per_sample_weights=weights.to(tokens.dtype).repeat(batch),
+    )
+    return sums.view(batch, -1, width)
+
+
+def merge(tokens: Tensor, matrix: Tensor | SparseRows, weights: Tensor | None = None) -> Tensor:
+    """`M Z` (Eq. 4), with M dense or as sparse rows and their weights."""
+    if isinstance(matrix, Tensor):
+        return torch.matmul(matrix.to(tokens.dtype), tokens)
+    if weights is None:
+        raise TypeError("sparse rows come with the weights of their entries; got none")
+    return segment_sum(tokens, matrix, weights)
+
+
+reconstruct = merge  # `R Y` (Eq. 7): the same product, from m tokens back to N
+
+
+def pruned_shortcut(tokens: Tensor, token_mask: Tensor) -> Tensor:
+    """`(1 - T) Z` (Eq. 5): the pruned tokens as they came, zero elsewhere."""
+    return tokens * (1 - token_mask.to(tokens.dtype))[:, None]
+
+
+class PruneMerge(nn.Module):
+    """A transformer block that runs on merged tokens: N tokens in, m through the block, N out.
+
+    The block is held as it is and never changed. Its weights of M and R are parameters: with `learn="group"` one
+    weight a token, so that training keeps the groups as planned; with `learn="dense"` the full matrices, which
+    training may fill. Prefix tokens (class, distillation, registers) pass as identity rows and have no weights.
+
+    Args:
+        block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape.
+        groups: The group of each patch token, `PRUNED` for none; every group 0 ... m - 1 has a member.
+        centres: The patch token that stands for each group where the host needs a position.
+        weights: The weight of each patch token in its group; those of pruned tokens are not read.
+        num_prefix: How many tokens stand before the patch tokens.
+        reconstruct: `residual` or `pinv`.
+        learn: `group` or `dense`.
+        attention_bias: Add the logarithm of each group's size to its attention scores.
+        narrow_arguments: Reduces the other arguments of a block call (rotary embedding, masks) to the groups. It gets
+            this module and the call's keyword arguments and returns the keyword arguments for the block.
+    """
+
+    merge_weights: nn.Parameter
+    reconstruct_weights: nn.Parameter
+    merge_columns: Tensor
+    merge_offsets: Tensor
+    reconstruct_columns: Tensor
+    reconstruct_offsets: Tensor
+    prefix_weights: Tensor
+    centres: Tensor
+    patch_centres: Tensor
+    token_mask: Tensor
+    log_sizes: Tensor | None
+
+    def __init__(
+        self,
+        block: nn.Module,
+        groups: Tensor,
+        centres: Tensor,
+        weights: Tensor,
+        *,
+        num_prefix: int = 0,
+        reconstruct: Reconstruct = "residual",
+        learn: Learn = "group",
+        attention_bias: bool = False,
+        narrow_arguments: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.block = block
+        self.num_prefix = num_prefix
+        self.num_groups = centres.numel()
+        self.num_patches = groups.numel()
+        self.reconstruct = reconstruct
+        self.learn = learn
+        self.narrow_arguments = narrow_arguments
+
+        prefix = torch.arange(num_prefix)
+        all_groups = torch.cat([prefix, torch.where(groups == PRUNED, PRUNED, groups + num_prefix)])
+        rows = merge_rows(all_groups, num_prefix + self.num_groups)
+        back = reconstruct_rows(all_groups)
+        is_member = groups != PRUNED
+        back_weights = pseudo_inverse(groups, weights, self.num_groups) if reconstruct == "pinv" else is_member.float()
+        if learn == "group":
+            self.merge_weights = nn.Parameter(weights[rows.columns[num_prefix:] - num_prefix].float())
+            self.reconstruct_weights = nn.Parameter(back_weights[is_member].float())
+        else:
+            patch_rows = merge_rows(groups, self.num_groups)
+            merge_matrix = dense_matrix(patch_rows, weights[patch_rows.columns], self.num_patches)
+            back_matrix = dense_matrix(reconstruct_rows(groups), back_weights[is_member], self.num_groups)
+            self.merge_weights = nn.Parameter(merge_matrix.float())
+            self.reconstruct_weights = nn.Parameter(back_matrix.float())
+
+        # All that follows is derived from the plan, so it is not saved with the weights.
+        buffers = {
+            "merge_columns": rows.columns,
+            "merge_offsets": rows.offsets,
+            "reconstruct_columns": back.columns,
+            "reconstruct_offsets": back.offsets,
+            "prefix_weights": torch.ones(num_prefix),
+            "centres": torch.cat([prefix, centres + num_prefix]),
+            "patch_centres": centres,
+            "token_mask": (all_groups != PRUNED).float(),
+            "log_sizes": torch.bincount(all_groups[rows.columns]).float().log() if attention_bias else None,
+        }
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer, persistent=False)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_patches} -> {self.num_groups} patch tokens + {self.num_prefix} prefix, "
+            f"reconstruct={self.reconstruct!r}, learn={self.learn!r}"
+        )
+
+    def merge_matrix(self) -> Tensor:
+        """M over the patch tokens, dense (m x N)."""
+        if self.learn == "dense":
+            return self.merge_weights
+        columns = self.merge_columns[self.num_prefix :] - self.num_prefix
+        offsets = self.merge_offsets[self.num_prefix :] - self.num_prefix
+        return dense_matrix(SparseRows(columns, offsets), self.merge_weights, self.num_patches)
+
+    def reconstruct_matrix(self) -> Tensor:
+        """R over the patch tokens, dense (N x m)."""
+        if self.learn == "dense":
+            return self.reconstruct_weights
+        columns = self.reconstruct_columns[self.num_prefix :] - self.num_prefix
+        offsets = self.reconstruct_offsets[self.num_prefix :] - self.num_prefix
+        return dense_matrix(SparseRows(columns, offsets), self.reconstruct_weights, self.num_groups)
+
+    def forward(self, tokens: Tensor, **arguments: Any) -> Tensor:
+        expected = self.num_prefix + self.num_patches
+        if tokens.shape[1] != expected:
+            raise ValueError(
+                f"expected {expected} tokens ({self.num_patches} patches + {self.num_prefix} prefix), "
+                f"got {tokens.shape[1]}: was the plan made for another image size?"
+            )
+        if self.narrow_arguments is not None:
+            arguments = self.narrow_arguments(self, arguments)
+        merged = self._merge(tokens)
+        output = self.block(merged, **arguments)
+        if self.reconstruct == "pinv":
+            return self._reconstruct(output) + pruned_shortcut(tokens, self.token_mask)
+        return tokens + self._reconstruct(output - merged)
+
+    def _merge(self, tokens: Tensor) -> Tensor:
+        if self.learn == "dense":
+            prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
+            return torch.cat([prefix, merge(patches, self.merge_weights)], dim=1)
+        weights = torch.cat([self.prefix_weights, self.merge_weights])
+        return merge(tokens, SparseRows(self.merge_columns, self.merge_offsets), weights)
+
+    def _reconstruct(self, groups: Tensor) -> Tensor:
+        if self.learn == "dense":
+            prefix, patches = groups.tensor_split([self.num_prefix], dim=1)
+            return torch.cat([prefix, reconstruct(patches, self.reconstruct_weights)], dim=1)
+        weights = torch.cat([self.prefix_weights, self.reconstruct_weights])
+        return reconstruct(groups, SparseRows(self.reconstruct_columns, self.reconstruct_offsets), weights)
