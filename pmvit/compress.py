@@ -263,8 +263,11 @@ def _in_order(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
 
 
 def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _pmvit_version() -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from pmvit._modes import evaluation_mode
+from pmvit._modes import evaluation_mode, frozen_parameters
 from pmvit.models import adapter_for
 from pmvit.prune_merge import PruneMerge
 
@@ -102,7 +102,7 @@ def _count(model: nn.Module) -> FlopCounterMode:
     parameter = next(model.parameters())
     image = torch.zeros(1, *adapter_for(model).input_size(model), device=parameter.device, dtype=parameter.dtype)
     counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
-    with evaluation_mode(model), torch.no_grad(), counter:
+    with evaluation_mode(model), frozen_parameters(model), torch.no_grad(), counter:
         model(image)
     return counter
 

@@ -1,6 +1,6 @@
 """Plans: what they are, and how scores become one."""
 
 from pmvit.planning.plan import LayerPlan, Plan
-from pmvit.planning.planner import PlanConfig, plan, predicted_macs
+from pmvit.planning.planner import PAPER, PlanConfig, plan, predicted_macs
 
-__all__ = ["LayerPlan", "Plan", "PlanConfig", "plan", "predicted_macs"]
+__all__ = ["PAPER", "LayerPlan", "Plan", "PlanConfig", "plan", "predicted_macs"]

@@ -69,6 +69,10 @@ class PlanConfig:
             raise PmvitError(f"prune: expected a share from 0 to below 1, got {self.prune}")
 
 
+# What the paper does, where the defaults above do something else.
+PAPER: dict[str, Any] = {"weights": "normalize", "reconstruct": "pinv", "attention_bias": False}
+
+
 def plan(scores: Scores, config: PlanConfig | None = None, **options: Any) -> Plan:
     """Decide which tokens of each block are kept, merged and pruned (Algorithms 1 and 2).
 

@@ -1,0 +1,368 @@
+"""The command line: one verb a step, each a few lines over the function of the same name."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pmvit.errors import PmvitError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pmvit.data.folder import FolderLoader
+    from pmvit.planning import Plan
+    from pmvit.scoring import Scores
+
+app = typer.Typer(
+    help="Prune and Merge: token compression for Vision Transformers.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+ModelName = Annotated[str, typer.Argument(help="A timm architecture, hf-hub:owner/name, or what pmvit saved.")]
+Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or a .safetensors file.")]
+WeightsFile = Annotated[Path | None, typer.Option("--weights", help="Weights file; without it timm fetches its own.")]
+ModelArguments = Annotated[
+    list[str] | None, typer.Option("--model-arg", help="More for timm.create_model, as name=value; may be repeated.")
+]
+Data = Annotated[Path, typer.Option("--data", help="Folder of images, one subfolder a class; or images alone.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images a batch.")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes that read images.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, ...")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+Iterations = Annotated[int, typer.Option("--iterations", min=1, help="Batches to score at most.")]
+ScorerName = Annotated[str, typer.Option("--scorer", help="grad_attn, attn, class_attn, grad_class_attn, grad, random.")]
+LossName = Annotated[str, typer.Option("--loss", help="labels; or predicted, entropy, which need no labels.")]
+AbsPerSample = Annotated[bool, typer.Option("--abs-per-sample", help="Absolute value by image instead of by batch.")]
+
+Keep = Annotated[float | None, typer.Option("--keep", help="Share of the patch tokens to keep.")]
+Prune = Annotated[float | None, typer.Option("--prune", help="Share of the patch tokens to prune; the rest merge.")]
+Gflops = Annotated[float | None, typer.Option("--gflops", help="Budget in GFLOPs (MACs), instead of --keep.")]
+FlopsShare = Annotated[float | None, typer.Option("--flops-share", help="Budget as a share of the original's FLOPs.")]
+ScopeName = Annotated[str | None, typer.Option("--scope", help="global or local.")]
+GroupingName = Annotated[str | None, typer.Option("--grouping", help="row, segment or grid.")]
+WeightRule = Annotated[
+    str | None, typer.Option("--weight-rule", help="average, normalize, max, mean, sum, ones or gaussian.")
+]
+ReconstructName = Annotated[str | None, typer.Option("--reconstruct", help="residual or pinv.")]
+AttentionBias = Annotated[
+    bool | None, typer.Option("--attention-bias/--no-attention-bias", help="Raise attention to a group by log size.")
+]
+LayerDecay = Annotated[float | None, typer.Option("--layer-decay", help="Scores of layer l times 1 - decay * l.")]
+NormalizeLayers = Annotated[
+    bool | None, typer.Option("--normalize-layers/--no-normalize-layers", help="Scores of a layer over their norm.")
+]
+Skip = Annotated[list[int] | None, typer.Option("--skip", help="A block to leave alone; may be repeated.")]
+Paper = Annotated[bool, typer.Option("--paper", help="The paper's choices wherever an option is not given.")]
+
+
+def _model(name: str, weights: Path | None, arguments: list[str] | None, device: str = "cpu") -> "nn.Module":
+    from pmvit.loading import create_model
+
+    pairs = [argument.partition("=") for argument in arguments or []]
+    for key, equals, _ in pairs:
+        if not (key and equals):
+            raise PmvitError(f"--model-arg: expected name=value, got {key!r}")
+    return create_model(name, weights, **{key: _value(text) for key, _, text in pairs}).to(device)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _loader(model: "nn.Module", data: Path, batch_size: int, workers: int, **options: Any) -> "FolderLoader":
+    from pmvit.data.folder import image_folder
+    from pmvit.models import adapter_for
+
+    config = adapter_for(model).data_config(model)
+    num_classes = getattr(model, "num_classes", None)
+    return image_folder(data, config, num_classes=num_classes, batch_size=batch_size, workers=workers, **options)
+
+
+def _plan_options(paper: bool, **given: Any) -> dict[str, Any]:
+    """The options that were given, over the paper's if asked for."""
+    from pmvit.planning import PAPER
+
+    return {**(PAPER if paper else {}), **{name: value for name, value in given.items() if value is not None}}
+
+
+def _print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=1))
+
+
+def _run_score(model: "nn.Module", loader: "FolderLoader", partial: Path, **options: Any) -> "Scores":
+    """Score with partial sums beside the output, so that an interrupted run goes on where it was."""
+    import pmvit
+
+    scores = pmvit.score(model, loader, checkpoint=partial, **options)
+    partial.unlink(missing_ok=True)
+    if loader.broken:
+        console.print(loader.broken.summary(), style="yellow", highlight=False)
+    return scores
+
+
+@app.command()
+def score(
+    model: ModelName,
+    data: Data,
+    output: Output,
+    weights: WeightsFile = None,
+    model_arg: ModelArguments = None,
+    iterations: Iterations = 500,
+    scorer: ScorerName = "grad_attn",
+    loss: LossName = "labels",
+    abs_per_sample: AbsPerSample = False,
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
+    device: Device = "cpu",
+) -> None:
+    """Measure how much each token of each block matters; write the scores as JSON."""
+    network = _model(model, weights, model_arg, device)
+    loader = _loader(network, data, batch_size, workers, shuffle=True)
+    options = {"iterations": iterations, "scorer": scorer, "loss": loss, "abs_per_sample": abs_per_sample}
+    scores = _run_score(network, loader, output.with_name(output.name + ".partial"), **options)
+    scores.save(output)
+    console.print(f"scores of {scores.images} images in {scores.iterations} batches: {output}", highlight=False)
+
+
+@app.command()
+def plan(
+    scores: Annotated[Path, typer.Argument(help="Scores written by `pmvit score`.")],
+    output: Output,
+    keep: Keep = None,
+    prune: Prune = None,
+    gflops: Gflops = None,
+    flops_share: FlopsShare = None,
+    scope: ScopeName = None,
+    grouping: GroupingName = None,
+    weight_rule: WeightRule = None,
+    reconstruct: ReconstructName = None,
+    attention_bias: AttentionBias = None,
+    layer_decay: LayerDecay = None,
+    normalize_layers: NormalizeLayers = None,
+    skip: Skip = None,
+    paper: Paper = False,
+) -> None:
+    """Decide which tokens of each block are kept, merged and pruned; write the plan and draw it."""
+    import pmvit
+
+    options = _plan_options(
+        paper,
+        keep=keep,
+        prune=prune,
+        gflops=gflops,
+        flops_share=flops_share,
+        scope=scope,
+        grouping=grouping,
+        weights=weight_rule,
+        reconstruct=reconstruct,
+        attention_bias=attention_bias,
+        layer_decay=layer_decay,
+        normalize_layers=normalize_layers,
+        skip=skip,
+    )
+    made = pmvit.plan(pmvit.Scores.load(scores), **options)
+    made.save(output)
+    console.print(str(made), highlight=False)
+    console.print(f"plan: {output}", highlight=False)
+
+
+@app.command()
+def compress(
+    model: ModelName,
+    output: Output,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of images to score on.")] = None,
+    scores: Annotated[Path | None, typer.Option("--scores", help="Scores made before, instead of --data.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="A plan made before, instead of --data.")] = None,
+    weights: WeightsFile = None,
+    model_arg: ModelArguments = None,
+    keep: Keep = None,
+    prune: Prune = None,
+    gflops: Gflops = None,
+    flops_share: FlopsShare = None,
+    scope: ScopeName = None,
+    grouping: GroupingName = None,
+    weight_rule: WeightRule = None,
+    reconstruct: ReconstructName = None,
+    attention_bias: AttentionBias = None,
+    layer_decay: LayerDecay = None,
+    normalize_layers: NormalizeLayers = None,
+    skip: Skip = None,
+    paper: Paper = False,
+    learn: Annotated[str, typer.Option("--learn", help="What fine-tuning may change of M and R: group, dense.")] = "group",
+    iterations: Iterations = 500,
+    scorer: ScorerName = "grad_attn",
+    loss: LossName = "labels",
+    abs_per_sample: AbsPerSample = False,
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
+    device: Device = "cpu",
+) -> None:
+    """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take."""
+    import pmvit
+
+    if sum(source is not None for source in (data, scores, plan)) != 1:
+        raise PmvitError("expected one of --data, --scores and --plan to say where the plan comes from")
+    options = _plan_options(
+        paper,
+        keep=keep,
+        prune=prune,
+        gflops=gflops,
+        flops_share=flops_share,
+        scope=scope,
+        grouping=grouping,
+        weights=weight_rule,
+        reconstruct=reconstruct,
+        attention_bias=attention_bias,
+        layer_decay=layer_decay,
+        normalize_layers=normalize_layers,
+        skip=skip,
+    )
+    if plan is not None and options:
+        raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(options))} beside it")
+    if plan is None:
+        pmvit.PlanConfig(**options)  # a contradiction is better found before the scoring than after
+    network = _model(model, weights, model_arg, device)
+    if plan is not None:
+        made = pmvit.Plan.load(plan)
+    else:
+        if data is not None:
+            loader = _loader(network, data, batch_size, workers, shuffle=True)
+            score_options = {"iterations": iterations, "scorer": scorer, "loss": loss, "abs_per_sample": abs_per_sample}
+            measured = _run_score(network, loader, output / "scores.partial", **score_options)
+            measured.save(output / "scores.json")
+        else:
+            measured = pmvit.Scores.load(scores or Path())
+        made = pmvit.plan(measured, **options)
+    small = pmvit.compress(network, made, learn=learn)
+    pmvit.save(small, output)
+    _print_info(small, made, before=pmvit.flops(network), after=pmvit.flops(small))
+    console.print(f"compressed model: {output}", highlight=False)
+
+
+def _print_info(model: "nn.Module", plan: "Plan", before: Any, after: Any) -> None:
+    from pmvit.planning.drawing import table
+
+    console.print(table(plan))
+    summary = Table(show_edge=False, pad_edge=False)
+    for name in ("", "original", "compressed", "ratio"):
+        summary.add_column(name, justify="right" if name else "left")
+    summary.add_row("GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", f"{before.macs / after.macs:.2f}x fewer")
+    parameters = (before.parameters, after.parameters)
+    change = f"{after.parameters / before.parameters - 1:+.2%}"
+    summary.add_row("parameters", *(f"{count / 1e6:.3f} M" for count in parameters), change)
+    share = f"{after.module_macs / after.macs:.2%} of the total"
+    summary.add_row("merge + reconstruct", "-", f"{after.module_macs / 1e6:.2f} MFLOPs", share)
+    console.print(summary)
+
+
+@app.command()
+def info(
+    model: Saved,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw what each block keeps, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a saved model keeps in each block, and what it costs before and after."""
+    import pmvit
+    from pmvit.compress import compression_of
+
+    network = pmvit.load(model)
+    after = pmvit.flops(network)
+    compression = compression_of(network)
+    if compression is None:
+        raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
+    before = pmvit.flops(pmvit.decompress(network))
+    made = compression.plan
+    if as_json:
+        blocks = {i: {"kept": p.num_kept, "merged": p.num_merged, "pruned": p.num_pruned} for i, p in made.layers.items()}
+        _print_json({"blocks": blocks, "original": asdict(before), "compressed": asdict(after)})
+        return
+    _print_info(network, made, before, after)
+    if draw:
+        console.print(made.draw(console.width), highlight=False)
+
+
+@app.command()
+def evaluate(
+    model: Saved,
+    data: Data,
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
+    device: Device = "cpu",
+    strict: Annotated[bool, typer.Option("--strict", help="A broken image is an error.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure accuracy, and agreement with the same weights uncompressed."""
+    import copy
+
+    import pmvit
+    from pmvit.compress import compression_of
+
+    network = pmvit.load(model, device=device)
+    original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
+    loader = _loader(network, data, batch_size, workers, strict=strict)
+    result = pmvit.evaluate(network, loader, reference=original)
+    if as_json:
+        _print_json({**asdict(result), "broken_files": {str(k): v for k, v in loader.broken.files.items()}})
+        return
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column(f"{result.images} images")
+    table.add_column(str(model), justify="right")
+    rows = {
+        "top-1": (result.top1, "{:.2%}"),
+        "  standard error": (result.top1_error, "{:.2%}"),
+        "top-5": (result.top5, "{:.2%}"),
+        "cross-entropy": (result.cross_entropy, "{:.4f}"),
+        "top-1 uncompressed": (result.reference_top1, "{:.2%}"),
+        "agreement with it": (result.agreement, "{:.2%}"),
+        "KL from it": (result.kl, "{:.4f}"),
+    }
+    for name, (value, form) in rows.items():
+        if value is not None:
+            table.add_row(name, form.format(value))
+    console.print(table)
+    if loader.broken:
+        console.print(loader.broken.summary(), style="yellow", highlight=False)
+
+
+@app.command()
+def demo(output: Output = Path("demo-output")) -> None:
+    """Compress the built-in ViT, print accuracy and speed before and after, write a picture of what each block keeps."""
+    from pmvit.demo import run
+
+    run(output, console)
+
+
+def main() -> None:
+    """Run the command line: exit code 0, 1 for what did not fit or failed, 2 for wrong usage, 130 when interrupted."""
+    try:
+        app()
+    except PmvitError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("stopped; started again with the same command, it goes on from the last checkpoint", code=130)
+    except Exception as error:
+        if os.environ.get("PMVIT_DEBUG"):
+            raise
+        reason = str(error).strip().splitlines()
+        message = f"{type(error).__name__}: {reason[0] if reason else 'no message'}"
+        _fail(f"{message} (PMVIT_DEBUG=1 shows where)")
+
+
+def _fail(message: str, code: int = 1) -> None:
+    Console(stderr=True).print(f"[bold red]pmvit:[/] {message}", highlight=False, soft_wrap=True)
+    sys.exit(code)

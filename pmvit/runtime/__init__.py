@@ -1,0 +1,1 @@
+"""Running models: measuring how fast they are, side by side."""

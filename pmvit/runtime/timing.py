@@ -1,0 +1,45 @@
+"""Speed as a ratio: contenders take turns in one run, so that a noisy machine disturbs all of them alike."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+
+class Ratio(NamedTuple):
+    """How many times faster than the baseline: the median over rounds and a 95 % bootstrap interval of it."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Time every contender once a round, in an order that changes from round to round; seconds, by name."""
+    for _ in range(warmup):
+        for run in contenders.values():
+            run()
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    shuffler = random.Random(0)  # noqa: S311  # an order, not a secret
+    for _ in range(rounds):
+        shuffler.shuffle(names)
+        for name in names:
+            start = time.perf_counter()
+            contenders[name]()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def speedup(times: Mapping[str, list[float]], contender: str, baseline: str, resamples: int = 1000) -> Ratio:
+    """Median over the rounds of baseline time / contender time, with its bootstrap interval."""
+    ratios = [base / own for base, own in zip(times[baseline], times[contender], strict=True)]
+    sampler = random.Random(0)  # noqa: S311  # resampling, not a secret
+    medians = sorted(statistics.median(sampler.choices(ratios, k=len(ratios))) for _ in range(resamples))
+    return Ratio(statistics.median(ratios), medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1])
