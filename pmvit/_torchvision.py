@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_kept_alive = []  # a library's definitions vanish with the object that made them
+_kept_alive: list[object] = []  # a library's definitions vanish with the object that made them
 
 
 def define_missing_operators(torchvision: ModuleSpec) -> list[str]:

@@ -1,11 +1,13 @@
 """The command line: one verb a step, each a few lines over the function of the same name."""
 
+import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -16,8 +18,10 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from torch import nn
 
+    from pmvit.cost import Flops
     from pmvit.data.folder import FolderLoader
     from pmvit.planning import Plan
+    from pmvit.prune_merge import Learn
     from pmvit.scoring import Scores
 
 app = typer.Typer(
@@ -41,30 +45,68 @@ Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes that r
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, ...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
-Iterations = Annotated[int, typer.Option("--iterations", min=1, help="Batches to score at most.")]
-ScorerName = Annotated[str, typer.Option("--scorer", help="grad_attn, attn, class_attn, grad_class_attn, grad, random.")]
-LossName = Annotated[str, typer.Option("--loss", help="labels; or predicted, entropy, which need no labels.")]
-AbsPerSample = Annotated[bool, typer.Option("--abs-per-sample", help="Absolute value by image instead of by batch.")]
-
-Keep = Annotated[float | None, typer.Option("--keep", help="Share of the patch tokens to keep.")]
-Prune = Annotated[float | None, typer.Option("--prune", help="Share of the patch tokens to prune; the rest merge.")]
-Gflops = Annotated[float | None, typer.Option("--gflops", help="Budget in GFLOPs (MACs), instead of --keep.")]
-FlopsShare = Annotated[float | None, typer.Option("--flops-share", help="Budget as a share of the original's FLOPs.")]
-ScopeName = Annotated[str | None, typer.Option("--scope", help="global or local.")]
-GroupingName = Annotated[str | None, typer.Option("--grouping", help="row, segment or grid.")]
-WeightRule = Annotated[
-    str | None, typer.Option("--weight-rule", help="average, normalize, max, mean, sum, ones or gaussian.")
-]
-ReconstructName = Annotated[str | None, typer.Option("--reconstruct", help="residual or pinv.")]
-AttentionBias = Annotated[
-    bool | None, typer.Option("--attention-bias/--no-attention-bias", help="Raise attention to a group by log size.")
-]
-LayerDecay = Annotated[float | None, typer.Option("--layer-decay", help="Scores of layer l times 1 - decay * l.")]
-NormalizeLayers = Annotated[
-    bool | None, typer.Option("--normalize-layers/--no-normalize-layers", help="Scores of a layer over their norm.")
-]
-Skip = Annotated[list[int] | None, typer.Option("--skip", help="A block to leave alone; may be repeated.")]
+SCORE_OPTIONS = {
+    "iterations": Annotated[int | None, typer.Option(min=1, help="Batches to score at most; 500 if not given.")],
+    "scorer": Annotated[str | None, typer.Option(help="grad_attn, attn, class_attn, grad_class_attn, grad or random.")],
+    "loss": Annotated[str | None, typer.Option(help="labels; or predicted, entropy, which need no labels.")],
+    "abs_per_sample": Annotated[
+        bool | None, typer.Option("--abs-per-sample/--abs-per-batch", help="Where scores are made absolute.")
+    ],
+}
+PLAN_OPTIONS = {
+    "keep": Annotated[float | None, typer.Option(help="Share of the patch tokens to keep.")],
+    "prune": Annotated[float | None, typer.Option(help="Share of the patch tokens to prune; the rest merge.")],
+    "gflops": Annotated[float | None, typer.Option(help="Budget in GFLOPs (MACs), instead of --keep.")],
+    "flops_share": Annotated[float | None, typer.Option(help="Budget as a share of the original's FLOPs.")],
+    "scope": Annotated[str | None, typer.Option(help="global or local.")],
+    "normalize_layers": Annotated[
+        bool | None, typer.Option("--normalize-layers/--no-normalize-layers", help="Scores of a layer over their norm.")
+    ],
+    "layer_decay": Annotated[float | None, typer.Option(help="Scores of layer l times 1 - decay * l.")],
+    "grouping": Annotated[str | None, typer.Option(help="grid, row or segment.")],
+    "weight_rule": Annotated[str | None, typer.Option(help="sum, average, normalize, max, mean, ones or gaussian.")],
+    "reconstruct": Annotated[str | None, typer.Option(help="residual or pinv.")],
+    "attention_bias": Annotated[
+        bool | None, typer.Option("--attention-bias/--no-attention-bias", help="Attention to a group by its log size.")
+    ],
+    "skip": Annotated[list[int] | None, typer.Option(help="A block to leave alone; may be repeated.")],
+}
 Paper = Annotated[bool, typer.Option("--paper", help="The paper's choices wherever an option is not given.")]
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_options(*groups: dict[str, Any]) -> Callable[[Command], Command]:
+    """Give a command the options of these groups, all of them `None` if not given, in place of its `**options`."""
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for group in groups
+            for name, annotation in group.items()
+        ]
+        command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
+        return command
+
+    return decorate
+
+
+def _given(options: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    """Those options of a group that were given."""
+    return {name: options[name] for name in group if options[name] is not None}
+
+
+def _plan_options(options: dict[str, Any], paper: bool) -> dict[str, Any]:
+    """Fields of a `PlanConfig`: the options that were given, over the paper's choices if asked for."""
+    from pmvit.planning import PAPER
+
+    given = _given(options, PLAN_OPTIONS)
+    if "weight_rule" in given:
+        given["weights"] = given.pop("weight_rule")
+    return {**(PAPER if paper else {}), **given}
 
 
 def _model(name: str, weights: Path | None, arguments: list[str] | None, device: str = "cpu") -> "nn.Module":
@@ -93,22 +135,15 @@ def _loader(model: "nn.Module", data: Path, batch_size: int, workers: int, **opt
     return image_folder(data, config, num_classes=num_classes, batch_size=batch_size, workers=workers, **options)
 
 
-def _plan_options(paper: bool, **given: Any) -> dict[str, Any]:
-    """The options that were given, over the paper's if asked for."""
-    from pmvit.planning import PAPER
-
-    return {**(PAPER if paper else {}), **{name: value for name, value in given.items() if value is not None}}
-
-
 def _print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=1))
 
 
-def _run_score(model: "nn.Module", loader: "FolderLoader", partial: Path, **options: Any) -> "Scores":
+def _run_score(model: "nn.Module", loader: "FolderLoader", partial: Path, options: dict[str, Any]) -> "Scores":
     """Score with partial sums beside the output, so that an interrupted run goes on where it was."""
     import pmvit
 
-    scores = pmvit.score(model, loader, checkpoint=partial, **options)
+    scores = pmvit.score(model, loader, checkpoint=partial, **_given(options, SCORE_OPTIONS))
     partial.unlink(missing_ok=True)
     if loader.broken:
         console.print(loader.broken.summary(), style="yellow", highlight=False)
@@ -116,72 +151,45 @@ def _run_score(model: "nn.Module", loader: "FolderLoader", partial: Path, **opti
 
 
 @app.command()
+@with_options(SCORE_OPTIONS)
 def score(
     model: ModelName,
     data: Data,
     output: Output,
     weights: WeightsFile = None,
     model_arg: ModelArguments = None,
-    iterations: Iterations = 500,
-    scorer: ScorerName = "grad_attn",
-    loss: LossName = "labels",
-    abs_per_sample: AbsPerSample = False,
     batch_size: BatchSize = 64,
     workers: Workers = 2,
     device: Device = "cpu",
+    **options: Any,
 ) -> None:
     """Measure how much each token of each block matters; write the scores as JSON."""
     network = _model(model, weights, model_arg, device)
     loader = _loader(network, data, batch_size, workers, shuffle=True)
-    options = {"iterations": iterations, "scorer": scorer, "loss": loss, "abs_per_sample": abs_per_sample}
-    scores = _run_score(network, loader, output.with_name(output.name + ".partial"), **options)
+    scores = _run_score(network, loader, output.with_name(output.name + ".partial"), options)
     scores.save(output)
     console.print(f"scores of {scores.images} images in {scores.iterations} batches: {output}", highlight=False)
 
 
 @app.command()
+@with_options(PLAN_OPTIONS)
 def plan(
     scores: Annotated[Path, typer.Argument(help="Scores written by `pmvit score`.")],
     output: Output,
-    keep: Keep = None,
-    prune: Prune = None,
-    gflops: Gflops = None,
-    flops_share: FlopsShare = None,
-    scope: ScopeName = None,
-    grouping: GroupingName = None,
-    weight_rule: WeightRule = None,
-    reconstruct: ReconstructName = None,
-    attention_bias: AttentionBias = None,
-    layer_decay: LayerDecay = None,
-    normalize_layers: NormalizeLayers = None,
-    skip: Skip = None,
     paper: Paper = False,
+    **options: Any,
 ) -> None:
     """Decide which tokens of each block are kept, merged and pruned; write the plan and draw it."""
     import pmvit
 
-    options = _plan_options(
-        paper,
-        keep=keep,
-        prune=prune,
-        gflops=gflops,
-        flops_share=flops_share,
-        scope=scope,
-        grouping=grouping,
-        weights=weight_rule,
-        reconstruct=reconstruct,
-        attention_bias=attention_bias,
-        layer_decay=layer_decay,
-        normalize_layers=normalize_layers,
-        skip=skip,
-    )
-    made = pmvit.plan(pmvit.Scores.load(scores), **options)
+    made = pmvit.plan(pmvit.Scores.load(scores), **_plan_options(options, paper))
     made.save(output)
     console.print(str(made), highlight=False)
     console.print(f"plan: {output}", highlight=False)
 
 
 @app.command()
+@with_options(PLAN_OPTIONS, SCORE_OPTIONS)
 def compress(
     model: ModelName,
     output: Output,
@@ -190,78 +198,51 @@ def compress(
     plan: Annotated[Path | None, typer.Option("--plan", help="A plan made before, instead of --data.")] = None,
     weights: WeightsFile = None,
     model_arg: ModelArguments = None,
-    keep: Keep = None,
-    prune: Prune = None,
-    gflops: Gflops = None,
-    flops_share: FlopsShare = None,
-    scope: ScopeName = None,
-    grouping: GroupingName = None,
-    weight_rule: WeightRule = None,
-    reconstruct: ReconstructName = None,
-    attention_bias: AttentionBias = None,
-    layer_decay: LayerDecay = None,
-    normalize_layers: NormalizeLayers = None,
-    skip: Skip = None,
     paper: Paper = False,
-    learn: Annotated[str, typer.Option("--learn", help="What fine-tuning may change of M and R: group, dense.")] = "group",
-    iterations: Iterations = 500,
-    scorer: ScorerName = "grad_attn",
-    loss: LossName = "labels",
-    abs_per_sample: AbsPerSample = False,
+    learn: Annotated[str, typer.Option("--learn", help="What tuning may change of M and R: group, dense.")] = "group",
     batch_size: BatchSize = 64,
     workers: Workers = 2,
     device: Device = "cpu",
+    **options: Any,
 ) -> None:
     """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take."""
     import pmvit
 
     if sum(source is not None for source in (data, scores, plan)) != 1:
         raise PmvitError("expected one of --data, --scores and --plan to say where the plan comes from")
-    options = _plan_options(
-        paper,
-        keep=keep,
-        prune=prune,
-        gflops=gflops,
-        flops_share=flops_share,
-        scope=scope,
-        grouping=grouping,
-        weights=weight_rule,
-        reconstruct=reconstruct,
-        attention_bias=attention_bias,
-        layer_decay=layer_decay,
-        normalize_layers=normalize_layers,
-        skip=skip,
-    )
-    if plan is not None and options:
-        raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(options))} beside it")
+    plan_options = _plan_options(options, paper)
+    if paper and options["abs_per_sample"] is None:
+        options["abs_per_sample"] = False
+    if plan is not None and plan_options:
+        raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")
     if plan is None:
-        pmvit.PlanConfig(**options)  # a contradiction is better found before the scoring than after
+        pmvit.PlanConfig(**plan_options)  # a contradiction is better found before the scoring than after
     network = _model(model, weights, model_arg, device)
     if plan is not None:
         made = pmvit.Plan.load(plan)
+    elif scores is not None:
+        made = pmvit.plan(pmvit.Scores.load(scores), **plan_options)
     else:
-        if data is not None:
-            loader = _loader(network, data, batch_size, workers, shuffle=True)
-            score_options = {"iterations": iterations, "scorer": scorer, "loss": loss, "abs_per_sample": abs_per_sample}
-            measured = _run_score(network, loader, output / "scores.partial", **score_options)
-            measured.save(output / "scores.json")
-        else:
-            measured = pmvit.Scores.load(scores or Path())
-        made = pmvit.plan(measured, **options)
-    small = pmvit.compress(network, made, learn=learn)
+        loader = _loader(network, cast("Path", data), batch_size, workers, shuffle=True)
+        measured = _run_score(network, loader, output / "scores.partial", options)
+        measured.save(output / "scores.json")
+        made = pmvit.plan(measured, **plan_options)
+    small = pmvit.compress(network, made, learn=cast("Learn", learn))
     pmvit.save(small, output)
-    _print_info(small, made, before=pmvit.flops(network), after=pmvit.flops(small))
+    _print_info(made, before=pmvit.flops(network), after=pmvit.flops(small))
     console.print(f"compressed model: {output}", highlight=False)
 
 
-def _print_info(model: "nn.Module", plan: "Plan", before: Any, after: Any) -> None:
+def _print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:
     from pmvit.planning.drawing import table
 
     console.print(table(plan))
     summary = Table(show_edge=False, pad_edge=False)
     for name in ("", "original", "compressed", "ratio"):
         summary.add_column(name, justify="right" if name else "left")
-    summary.add_row("GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", f"{before.macs / after.macs:.2f}x fewer")
+    summary.add_row(
+        "GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", f"{before.macs / after.macs:.2f}x fewer"
+    )
     parameters = (before.parameters, after.parameters)
     change = f"{after.parameters / before.parameters - 1:+.2%}"
     summary.add_row("parameters", *(f"{count / 1e6:.3f} M" for count in parameters), change)
@@ -288,10 +269,12 @@ def info(
     before = pmvit.flops(pmvit.decompress(network))
     made = compression.plan
     if as_json:
-        blocks = {i: {"kept": p.num_kept, "merged": p.num_merged, "pruned": p.num_pruned} for i, p in made.layers.items()}
+        blocks = {
+            i: {"kept": p.num_kept, "merged": p.num_merged, "pruned": p.num_pruned} for i, p in made.layers.items()
+        }
         _print_json({"blocks": blocks, "original": asdict(before), "compressed": asdict(after)})
         return
-    _print_info(network, made, before, after)
+    _print_info(made, before, after)
     if draw:
         console.print(made.draw(console.width), highlight=False)
 
@@ -341,7 +324,7 @@ def evaluate(
 
 @app.command()
 def demo(output: Output = Path("demo-output")) -> None:
-    """Compress the built-in ViT, print accuracy and speed before and after, write a picture of what each block keeps."""
+    """Compress the built-in ViT; print accuracy and speed before and after, write a picture of its blocks."""
     from pmvit.demo import run
 
     run(output, console)

@@ -15,12 +15,12 @@ aten = torch.ops.aten
 
 
 def _attention_flop(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return sdpa_flop_count(query, key, value)
+    return int(sdpa_flop_count(query, key, value))
 
 
 def _embedding_bag_flop(table: Any, indices: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
     """A multiply and an add for every number that a segment sum reads."""
-    return 2 * indices[0] * table[1]
+    return 2 * int(indices[0]) * int(table[1])
 
 
 # PyTorch's counter knows neither the CPU's fused attention nor segment sums.

@@ -52,7 +52,7 @@ def create_reduced(name: str) -> nn.Module:
     """Create an architecture with two blocks of width 96 and a grid of about 6 x 6 tokens."""
     with torch.device("meta"):
         full = timm.create_model(name)
-    patch = [full_side // grid_side for full_side, grid_side in zip(full.patch_embed.img_size, full.patch_embed.grid_size)]
+    patch = [side // cells for side, cells in zip(full.patch_embed.img_size, full.patch_embed.grid_size, strict=True)]
     size = {"img_size": (patch[0] * 6, patch[1] * 6)}
     blocks = {"depth": DEPTH, "num_classes": CLASSES}
     narrow = {"embed_dim": HEADS * HEAD_DIM, "num_heads": HEADS}
@@ -119,7 +119,9 @@ def try_architecture(family: str, name: str) -> Outcome:
         with torch.inference_mode():
             for compressed in (small, biased):
                 output = compressed(images)
-                check(output.shape == logits.shape and bool(output.isfinite().all()), "compressed logits are not finite")
+                check(
+                    output.shape == logits.shape and bool(output.isfinite().all()), "compressed logits are not finite"
+                )
                 check(not torch.allclose(output, logits, atol=1e-6), "compression changed nothing")
             check(torch.allclose(same(images), logits, atol=1e-5), "an all-kept plan changes the logits")
             error = (permuted(images) - logits).abs().max().item()
@@ -127,7 +129,7 @@ def try_architecture(family: str, name: str) -> Outcome:
         names = adapter.block_names(model)
         blocks = [model.get_submodule(block) for block in names]
         pmvit.decompress(pmvit.compress(model, pmvit.plan(scores, keep=0.7), inplace=True))
-        check(all(model.get_submodule(n) is b for n, b in zip(names, blocks)), "decompress made other blocks")
+        check(all(model.get_submodule(n) is b for n, b in zip(names, blocks, strict=True)), "decompress makes blocks")
         with torch.inference_mode():
             check(torch.equal(model(images), logits), "decompress changed the logits")
     except Exception as error:
@@ -144,10 +146,10 @@ def markdown(outcomes: list[Outcome]) -> str:
     lines = [
         "# Supported architectures",
         "",
-        f"Made by `python -m scripts.sweep -o docs/architectures.md` with timm {timm.__version__}: every architecture of "
-        "these families is created at reduced size, scored, compressed at keep 0.7 with and without the attention bias, "
-        "run, and decompressed. An all-kept plan and one that only reorders the tokens must give the original logits "
-        "to 1e-5.",
+        f"Made by `python -m scripts.sweep -o docs/architectures.md` with timm {timm.__version__}: every architecture "
+        "of these families is created at reduced size, scored, compressed at keep 0.7 with and without the attention "
+        "bias, run, and decompressed. An all-kept plan and one that only reorders the tokens must give the original "
+        "logits to 1e-5.",
         "",
         f"**{sum(passed.values())} of {sum(tried.values())} architectures pass.**",
         "",

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pmvit.data.demo import MEAN, STD, create_demo_model  # before timm: it lets torchvision import
+
 from timm.layers import PatchDropout  # isort: skip
 
 
@@ -101,7 +102,9 @@ def train(source: Path, checkpoint: Path, epochs: int, batch_size: int) -> nn.Mo
 def pack(model: nn.Module, source: Path, output: Path, train_images: int, test_images: int) -> None:
     """Write the weights as float16 and the first images of each half, and print the accuracy of what was written."""
     output.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.half().contiguous() for name, value in model.state_dict().items()}, output / "vit.safetensors")
+    save_file(
+        {name: value.half().contiguous() for name, value in model.state_dict().items()}, output / "vit.safetensors"
+    )
     arrays = {}
     for half, prefix, count in (("train", "train", train_images), ("test", "t10k", test_images)):
         arrays[f"{half}_images"] = read_idx(source / f"{prefix}-images-idx3-ubyte.gz")[:count].contiguous()

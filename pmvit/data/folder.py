@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from PIL import Image
-from timm.data import ImageNetInfo, create_transform
+from timm.data.imagenet_info import ImageNetInfo
 from timm.data.readers.img_extensions import get_img_extensions
+from timm.data.transforms_factory import create_transform
 from timm.utils.misc import natural_key
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset

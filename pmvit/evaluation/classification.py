@@ -1,7 +1,7 @@
 """Top-1, top-5 and cross-entropy; agreement and divergence from a reference model on the same images."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit._modes import evaluation_mode
+from pmvit.data.batches import check_labels, unpack
 from pmvit.errors import PmvitError
 from pmvit.progress import track
-from pmvit.scoring import unpack
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,15 @@ def evaluate(
     device = next(model.parameters()).device
     collected: dict[str, list[Tensor]] = {}
     images_seen = 0
-    total = len(data) if hasattr(data, "__len__") else None
+    total = len(data) if isinstance(data, Sized) else None
     with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
         for batch in track(data, "evaluate", total, show=progress):
-            images, labels = (None if part is None else part.to(device) for part in unpack(batch))
+            images, labels = unpack(batch)
+            images, labels = images.to(device), None if labels is None else labels.to(device)
             images_seen += len(images)
             logits = model(images)
-            _check_labels(labels, logits)
+            if labels is not None:
+                check_labels(labels, logits)
             measured = measure(logits, labels, reference(images) if reference is not None else None)
             for name, values in measured.items():
                 collected.setdefault(name, []).append(values)
@@ -99,11 +101,3 @@ def evaluate(
         kl=means.get("kl"),
         reference_top1=means.get("reference_top1"),
     )
-
-
-def _check_labels(labels: Tensor | None, logits: Tensor) -> None:
-    if labels is not None and int(labels.max()) >= logits.shape[-1]:
-        raise PmvitError(
-            f"expected labels below {logits.shape[-1]}, the number of the model's classes; got {int(labels.max())}: "
-            "is this the data of this model?"
-        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.data import resolve_data_config
+from timm.data.config import resolve_data_config
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -17,6 +17,7 @@ from pmvit.errors import PmvitError
 from pmvit.models.adapter import Adapter, HostChange, TokenLayout, register, select_tokens
 from pmvit.prune_merge import PruneMerge
 
+Host = Any  # timm's models: nn.Modules whose attributes have no types
 DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
@@ -29,22 +30,22 @@ class TimmViT(Adapter):
     # What a block calls the additive bias on its attention scores.
     bias_arguments = ("attn_mask", "shared_rel_pos", "shared_rel_pos_bias")
 
-    def matches(self, model: nn.Module) -> bool:
+    def matches(self, model: Host) -> bool:
         return isinstance(model, self.classes)
 
-    def layout(self, model: nn.Module) -> TokenLayout:
+    def layout(self, model: Host) -> TokenLayout:
         height, width = model.patch_embed.grid_size
         return TokenLayout((int(height), int(width)), int(model.num_prefix_tokens))
 
-    def block_names(self, model: nn.Module) -> list[str]:
+    def block_names(self, model: Host) -> list[str]:
         return [f"blocks.{index}" for index in range(len(model.blocks))]
 
-    def input_size(self, model: nn.Module) -> tuple[int, int, int]:
+    def input_size(self, model: Host) -> tuple[int, int, int]:
         height, width = model.patch_embed.img_size
         return _input_channels(model), height, width
 
     def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
-        attention = getattr(wrapper.block, "attn", None)
+        attention: Host = getattr(wrapper.block, "attn", None)
         if getattr(attention, "rel_pos", None) is not None:
             change = HostChange(attention, "rel_pos", attention.rel_pos)
             attention.rel_pos = NarrowBias(attention.rel_pos, wrapper)
@@ -73,7 +74,7 @@ class TimmViT(Adapter):
         return narrowed
 
     @contextmanager
-    def for_scoring(self, model: nn.Module) -> Iterator[None]:
+    def for_scoring(self, model: Host) -> Iterator[None]:
         fused = {module: module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")}
         checkpointing = getattr(model, "grad_checkpointing", False)
         try:
@@ -86,7 +87,7 @@ class TimmViT(Adapter):
                 module.fused_attn = value
             model.grad_checkpointing = checkpointing
 
-    def describe(self, model: nn.Module, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         architecture = model.pretrained_cfg["architecture"]
         if arguments is None:
             with torch.device("meta"):
@@ -104,12 +105,12 @@ class TimmViT(Adapter):
             )
         return description
 
-    def build(self, description: dict[str, Any]) -> nn.Module:
-        model = timm.create_model(description["architecture"], pretrained=False, **description["arguments"])
+    def build(self, description: dict[str, Any]) -> Host:
+        model: Host = timm.create_model(description["architecture"], pretrained=False, **description["arguments"])
         model.pretrained_cfg.update(description["data"])
         return model
 
-    def data_config(self, model: nn.Module) -> dict[str, Any]:
+    def data_config(self, model: Host) -> dict[str, Any]:
         config = resolve_data_config(pretrained_cfg=model.pretrained_cfg)
         config["input_size"] = self.input_size(model)
         return {key: list(v) if isinstance(v := config[key], tuple) else v for key in DATA_KEYS}
@@ -118,7 +119,10 @@ class TimmViT(Adapter):
 class NarrowBias(nn.Module):
     """The relative position bias of a block, between the group centres only."""
 
-    def __init__(self, full: nn.Module, wrapper: PruneMerge) -> None:
+    centres: Tensor
+    log_sizes: Tensor | None
+
+    def __init__(self, full: Host, wrapper: PruneMerge) -> None:
         super().__init__()
         self.full = full
         self.register_buffer("centres", wrapper.centres, persistent=False)
@@ -148,11 +152,11 @@ def _add_log_sizes(bias: Tensor | None, log_sizes: Tensor) -> Tensor:
     return bias + log_sizes.to(bias.dtype)
 
 
-def _input_channels(model: nn.Module) -> int:
+def _input_channels(model: Host) -> int:
     return next(m.in_channels for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
 
 
-def _traits(model: nn.Module) -> dict[str, Any]:
+def _traits(model: Host) -> dict[str, Any]:
     """The arguments of `timm.create_model` that can be read off a model."""
     block = model.blocks[0]
     return {
@@ -167,5 +171,5 @@ def _traits(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+def _shapes(model: Host) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}

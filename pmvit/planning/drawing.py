@@ -67,6 +67,5 @@ def symbols_of(layer: LayerPlan) -> list[str]:
     """One character a token."""
     centres = set(layer.centres)
     return [
-        KEPT if token in centres else DROPPED if group == PRUNED else MERGED
-        for token, group in enumerate(layer.groups)
+        KEPT if token in centres else DROPPED if group == PRUNED else MERGED for token, group in enumerate(layer.groups)
     ]

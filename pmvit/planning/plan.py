@@ -237,7 +237,9 @@ def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:
 def _claim(groups: list[int | None], token: Any, group: int, where: str) -> None:
     """Put a token into a group, once."""
     if not _is_count(token) or token >= len(groups):
-        raise PmvitError(f"{where}: expected tokens from 0 to {len(groups) - 1}, got {token!r}: is it another image size?")
+        raise PmvitError(
+            f"{where}: expected tokens from 0 to {len(groups) - 1}, got {token!r}: is it another image size?"
+        )
     if groups[token] is not None:
         taken = "the pruned tokens" if groups[token] == PRUNED else f"group {groups[token]}"
         raise PmvitError(f"{where}: token {token} is in {taken} already; groups must not overlap")

@@ -27,10 +27,10 @@ class PlanConfig:
         scope: `global` ranks the tokens of all layers together (Algorithm 2), `local` those of each layer by itself.
         normalize_layers: Divide the scores of a layer by their L2 norm before they are ranked.
         layer_decay: Multiply the scores of layer l by `1 - layer_decay * l` before they are ranked.
-        grouping: What a medium token joins: the nearest kept token in its `row` of the image, the next one in the
-            sequence (`segment`: Algorithm 1 to the letter), or the nearest in the `grid`.
-        weights: Weights inside a group, from its scores s: `normalize` s / |s|, `max` s / max s, `mean` s / mean s,
-            `sum` s / sum s, `ones`, `gaussian` (L2-normalised scores, smoothed over the grid), or `average`,
+        grouping: What a medium token joins: the nearest kept token in the `grid`, the nearest in its `row` of the
+            image, or the next one in the sequence (`segment`: Algorithm 1 to the letter).
+        weights: Weights inside a group, from its scores s: `sum` s / sum s, `normalize` s / |s|, `max` s / max s,
+            `mean` s / mean s, `ones`, `gaussian` (L2-normalised scores, smoothed over the grid), or `average`,
             1 / group size whatever the scores.
         reconstruct: `residual` or `pinv`.
         attention_bias: Raise attention to a group by the logarithm of its size.
@@ -44,10 +44,10 @@ class PlanConfig:
     scope: Scope = "global"
     normalize_layers: bool = True
     layer_decay: float = 0.025
-    grouping: Grouping = "row"
-    weights: Weights = "average"
+    grouping: Grouping = "grid"
+    weights: Weights = "sum"
     reconstruct: Reconstruct = "residual"
-    attention_bias: bool = False
+    attention_bias: bool = True
     skip: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -69,8 +69,13 @@ class PlanConfig:
             raise PmvitError(f"prune: expected a share from 0 to below 1, got {self.prune}")
 
 
-# What the paper does, where the defaults above do something else.
-PAPER: dict[str, Any] = {"weights": "normalize", "reconstruct": "pinv", "attention_bias": False}
+# What the paper and its code do, where the defaults above do something else.
+PAPER: dict[str, Any] = {
+    "grouping": "row",
+    "weights": "normalize",
+    "reconstruct": "pinv",
+    "attention_bias": False,
+}
 
 
 def plan(scores: Scores, config: PlanConfig | None = None, **options: Any) -> Plan:
@@ -248,7 +253,7 @@ def weigh(scores: Tensor, groups: Tensor, grid: tuple[int, int], rule: Weights) 
 
 def smooth(scores: Tensor, grid: tuple[int, int]) -> Tensor:
     """Filter the scores over the grid with a 3 x 3 Gaussian of unit variance; the border is repeated."""
-    line = torch.exp(-torch.tensor([-1.0, 0.0, 1.0], dtype=scores.dtype) ** 2 / 2)
+    line = torch.exp(-(torch.tensor([-1.0, 0.0, 1.0], dtype=scores.dtype) ** 2) / 2)
     kernel = torch.outer(line, line) / line.sum() ** 2
     image = F.pad(scores.view(1, 1, *grid), (1, 1, 1, 1), mode="replicate")
     return F.conv2d(image, kernel[None, None]).flatten()

@@ -1,4 +1,4 @@
-"""What each block keeps of an image: kept patches as they are, merged ones in their group's colour, pruned ones white."""
+"""What each block keeps of an image: kept patches as they are, merged ones in one colour, pruned ones white."""
 
 import math
 

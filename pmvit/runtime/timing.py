@@ -18,9 +18,7 @@ class Ratio(NamedTuple):
         return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
 
-def interleave(
-    contenders: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2
-) -> dict[str, list[float]]:
+def interleave(contenders: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
     """Time every contender once a round, in an order that changes from round to round; seconds, by name."""
     for _ in range(warmup):
         for run in contenders.values():

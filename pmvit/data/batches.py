@@ -1,0 +1,25 @@
+"""What loaders yield: images, or pairs of images and labels."""
+
+from typing import Any
+
+from torch import Tensor
+
+from pmvit.errors import PmvitError
+
+
+def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
+    """Split a batch of a loader into images and labels: a pair, or images alone."""
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise PmvitError(f"expected batches of images or of (images, labels); got {type(batch).__name__}")
+
+
+def check_labels(labels: Tensor, logits: Tensor) -> None:
+    """Raise `PmvitError` if a label is not one of the model's classes."""
+    if labels.numel() and int(labels.max()) >= logits.shape[-1]:
+        raise PmvitError(
+            f"expected labels below {logits.shape[-1]}, the number of the model's classes; got {int(labels.max())}: "
+            "is this the data of this model?"
+        )

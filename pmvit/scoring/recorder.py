@@ -1,0 +1,128 @@
+"""Listening to attention: what Eq. 9 and the scorers of the ablation read while a batch runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pmvit.errors import PmvitError
+from pmvit.scoring.scores import Scorer
+
+
+def score_values(values: Tensor, gradient: Tensor) -> Tensor:
+    """Eq. 9, signed, for each image: `<V_k, dL/dV_k>` averaged over heads; (batch, heads, N, d) gives (batch, N)."""
+    return (values.float() * gradient.float()).sum((1, 3)) / values.shape[1]
+
+
+def score_tokens(tokens: Tensor, gradient: Tensor) -> Tensor:
+    """Eq. 8, signed, for each image: the mean over the width of `Z * dL/dZ`; (batch, N, D) gives (batch, N)."""
+    return (tokens.float() * gradient.float()).mean(-1)
+
+
+def attention_map(query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """Softmax of the scaled products of queries and keys: A of Eq. 1, written out."""
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1)
+
+
+class Recorder(TorchFunctionMode):
+    """Collects the per-image scores of every layer while a batch runs forward and backward.
+
+    It listens where the host calls `scaled_dot_product_attention`, so it serves every model that does.
+    """
+
+    def __init__(self, scorer: Scorer, blocks: list[nn.Module], num_prefix: int) -> None:
+        super().__init__()
+        self.scorer = scorer
+        self.num_prefix = num_prefix
+        self.layer: int | None = None
+        self.values: list[list[Tensor]] = [[] for _ in blocks]
+        self.scored: list[Tensor | None] = [None] * len(blocks)
+        self.hooks = []
+        for layer, block in enumerate(blocks):
+            self.hooks.append(block.register_forward_pre_hook(self._enter(layer)))
+            self.hooks.append(block.register_forward_hook(self._leave))
+
+    def remove_hooks(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _enter(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+        def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            self.layer = layer
+            tokens, *others = arguments
+            if layer == 0:
+                tokens = tokens.detach().requires_grad_(torch.is_grad_enabled())
+            if self.scorer == "grad":
+                values = tokens.detach()  # a hook that held the tensor it hangs on would keep the graph alive
+                tokens.register_hook(lambda gradient: self._add(layer, score_tokens(values, gradient)))
+            return (tokens, *others)
+
+        return enter
+
+    def _leave(self, *_: Any) -> None:
+        self.layer = None
+
+    def _add(self, layer: int, scores: Tensor) -> None:
+        self.values[layer].append(scores.detach()[:, self.num_prefix :])
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...] = (), keywords: Any = None
+    ) -> Any:
+        keywords = keywords or {}
+        if function is not F.scaled_dot_product_attention or self.layer is None:
+            return function(*arguments, **keywords)
+        return self._attention(self.layer, function, *arguments, **keywords)
+
+    def _attention(
+        self,
+        layer: int,
+        attend: Callable[..., Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        scale = options.get("scale")
+        if self.scorer == "attn":
+            attention = attention_map(query, key, attn_mask, scale)
+            self._add(layer, attention.float().sum(2).mean(1))
+            return attention @ value
+        output = attend(query, key, value, attn_mask=attn_mask, **options)
+        values = value.detach()  # a hook that held the tensor it hangs on would keep the graph alive
+        if self.scorer == "grad_attn" and value is not self.scored[layer]:
+            self.scored[layer] = value  # differential attention uses one value tensor twice; its gradient comes once
+            value.register_hook(lambda gradient: self._add(layer, score_values(values, gradient)))
+        elif self.scorer in ("class_attn", "grad_class_attn"):
+            mask = None if attn_mask is None else attn_mask[..., :1, :]
+            row = attention_map(query[:, :, :1].detach(), key.detach(), mask, scale)[:, :, 0]
+            if self.scorer == "class_attn":
+                self._add(layer, row.float().mean(1))
+            else:
+                output.register_hook(lambda gradient: self._add(layer, _class_row(row, values, gradient)))
+        return output
+
+    def collect(self) -> Tensor:
+        """The scores of this batch, (layers, batch, patches); a block with several attentions gets their mean."""
+        silent = [layer for layer, values in enumerate(self.values) if not values]
+        if silent:
+            raise PmvitError(
+                f"block {silent[0]} made no call of torch.nn.functional.scaled_dot_product_attention, where scores are "
+                "read: switch the model to its `sdpa` attention"
+            )
+        result = torch.stack([torch.stack(values).mean(0) for values in self.values])
+        self.values = [[] for _ in self.values]
+        self.scored = [None] * len(self.scored)
+        return result
+
+
+def _class_row(row: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """`A * dL/dA` of the class token's query, averaged over heads, where `dL/dA = G V^T`."""
+    gradient_of_row = torch.einsum("bhd,bhnd->bhn", gradient[:, :, 0].float(), value.float())
+    return (row.float() * gradient_of_row).mean(1)

@@ -1,0 +1,190 @@
+"""`score`: run batches forward and backward and add up what the recorder hears."""
+
+import hashlib
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmvit._modes import evaluation_mode, frozen_parameters
+from pmvit.cost import model_cost
+from pmvit.data.batches import check_labels, unpack
+from pmvit.errors import PmvitError
+from pmvit.models import adapter_for
+from pmvit.progress import track
+from pmvit.scoring.recorder import Recorder
+from pmvit.scoring.scores import PARTIAL_FORMAT, ScoreConfig, Scores
+
+SECONDS_BETWEEN_CHECKPOINTS = 30.0
+
+
+def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
+    """The loss, summed over the images, so that each image's gradient is its own."""
+    if config.loss == "entropy":
+        log_probabilities = logits.log_softmax(-1)
+        return -(log_probabilities.exp() * log_probabilities).sum()
+    if config.loss == "predicted":
+        labels = logits.argmax(-1)
+    if labels is None:
+        raise PmvitError('expected batches of (images, labels), got images alone: use loss="predicted" or "entropy"')
+    check_labels(labels, logits)
+    return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:
+    """Add up what every process has for this batch; with one process, what it has."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return total, images
+    count = torch.tensor(float(images), device=total.device, dtype=total.dtype)
+    torch.distributed.all_reduce(total)
+    torch.distributed.all_reduce(count)
+    return total, int(count)
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A short name for the model's class and weights, to tell whether scores are continued on the same model."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, parameter in model.named_parameters():
+        total = parameter.detach().double().sum().item()
+        digest.update(f"{name}{tuple(parameter.shape)}{total!r}".encode())
+    return digest.hexdigest()[:16]
+
+
+def score(
+    model: nn.Module,
+    loader: Iterable[Any],
+    config: ScoreConfig | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Scores:
+    """Measure the importance of every token in every block (Eq. 9). The model is left as it was.
+
+    Args:
+        model: An uncompressed model.
+        loader: Yields `(images, labels)`, or images where the loss needs no labels.
+        config: What to measure; `options` are its fields and override it.
+        checkpoint: Where partial sums are kept. If the file exists, scoring goes on after its last batch: the loader
+            then has to yield the same batches in the same order.
+        progress: Show a progress bar.
+
+    Raises:
+        PmvitError: If scores are not finite or all zero (the message names the layer), or the input does not fit.
+    """
+    config = replace(config or ScoreConfig(), **options)
+    adapter = adapter_for(model)
+    layout = adapter.layout(model)
+    if "class_attn" in config.scorer and layout.num_prefix == 0:
+        raise PmvitError(f"the scorer {config.scorer} needs a class token, and this model has none: use grad_attn")
+    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
+    shape = (len(blocks), layout.num_patches)
+    start = Scores(
+        values=torch.zeros(shape, dtype=torch.float64),
+        grid=layout.grid,
+        num_prefix=layout.num_prefix,
+        cost=model_cost(model),
+        config=config,
+        iterations=0,
+        images=0,
+        model=_fingerprint(model),
+    )
+    if config.scorer == "random":
+        generator = torch.Generator().manual_seed(config.seed)
+        return replace(start, values=torch.rand(shape, generator=generator, dtype=torch.float64))
+    store = Path(checkpoint) if checkpoint is not None else None
+    sums = _resume(start, store) if store is not None and store.exists() else start
+    with ExitStack() as states:
+        states.enter_context(evaluation_mode(model))
+        states.enter_context(frozen_parameters(model))
+        states.enter_context(adapter.for_scoring(model))
+        recorder = Recorder(config.scorer, blocks, layout.num_prefix)
+        states.callback(recorder.remove_hooks)
+        total = _number_of_batches(loader, config.iterations)
+        batches = islice(loader, sums.iterations, config.iterations)
+        shown = track(batches, "score", total, done=sums.iterations, show=progress)
+        sums = _accumulate(model, recorder, shown, sums, store)
+    if sums.iterations == 0:
+        raise PmvitError("expected at least one batch of images; the loader is empty")
+    scores = replace(sums, values=sums.values / sums.iterations)
+    _check(scores.values)
+    return scores
+
+
+def _accumulate(
+    model: nn.Module, recorder: Recorder, batches: Iterable[Any], sums: Scores, store: Path | None
+) -> Scores:
+    """Add the scores of each batch to the sums, which are written to `store` now and then and when interrupted."""
+    device = next(model.parameters()).device
+    saved = time.monotonic()
+    try:
+        for batch in batches:
+            images, labels = unpack(batch)
+            images = images.to(device, non_blocking=True)
+            labels = None if labels is None else labels.to(device, non_blocking=True)
+            per_image = _score_batch(model, recorder, images, labels, sums.config)
+            if sums.config.abs_per_sample:
+                per_image = per_image.abs()
+            total, count = _summed_over_processes(per_image.sum(1).double(), len(images))
+            values = sums.values + (total / count).abs().cpu()
+            sums = replace(sums, values=values, iterations=sums.iterations + 1, images=sums.images + count)
+            if store is not None and time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                sums.save(store, PARTIAL_FORMAT)
+                saved = time.monotonic()
+    finally:
+        if store is not None and sums.iterations:
+            sums.save(store, PARTIAL_FORMAT)
+    return sums
+
+
+def _score_batch(
+    model: nn.Module, recorder: Recorder, images: Tensor, labels: Tensor | None, config: ScoreConfig
+) -> Tensor:
+    needs_gradient = config.scorer.startswith("grad")
+    with torch.inference_mode(False), torch.set_grad_enabled(needs_gradient):
+        with recorder:
+            logits = model(images)
+        if needs_gradient:
+            _loss(config, logits, labels).backward()
+    return recorder.collect()
+
+
+def _number_of_batches(loader: Iterable[Any], iterations: int) -> int | None:
+    try:
+        return min(iterations, len(loader))  # type: ignore[arg-type]  # that it may have no length is the point
+    except TypeError:
+        return iterations
+
+
+def _resume(start: Scores, store: Path) -> Scores:
+    """The partial sums in `store`, if they belong to this model and configuration."""
+    sums = Scores.load(store, PARTIAL_FORMAT)
+    for what, here, there in (
+        ("weights", start.model, sums.model),
+        ("configuration", replace(start.config, iterations=1), replace(sums.config, iterations=1)),
+    ):
+        if here != there:
+            raise PmvitError(
+                f"{store} holds partial scores of other {what} ({there}, not {here}): delete it to start anew"
+            )
+    return replace(sums, config=start.config)
+
+
+def _check(values: Tensor) -> None:
+    for layer, row in enumerate(values):
+        if not torch.isfinite(row).all():
+            raise PmvitError(
+                f"block {layer}: the scores are not finite: does the model give finite logits for these images?"
+            )
+        if not row.any():
+            raise PmvitError(
+                f"block {layer}: all scores are zero, so its gradient vanishes: are the weights loaded, "
+                "or is the loss already zero?"
+            )
