@@ -77,7 +77,7 @@ def randomise(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-            parameter.add_(0.05 * noise)
+            parameter.add_(0.2 * noise)
 
 
 def permuted_plan(grid: tuple[int, int], depth: int) -> pmvit.Plan:
@@ -124,8 +124,8 @@ def try_architecture(family: str, name: str) -> Outcome:
                 )
                 check(not torch.allclose(output, logits, atol=1e-6), "compression changed nothing")
             check(torch.allclose(same(images), logits, atol=1e-5), "an all-kept plan changes the logits")
-            error = (permuted(images) - logits).abs().max().item()
-            check(error < 1e-5, f"tokens in another order change the logits by {error:.1e}")
+            error = ((permuted(images) - logits).abs().max() / logits.abs().max()).item()
+            check(error < 1e-5, f"tokens in another order change the logits by {error:.1e} of their size")
         names = adapter.block_names(model)
         blocks = [model.get_submodule(block) for block in names]
         pmvit.decompress(pmvit.compress(model, pmvit.plan(scores, keep=0.7), inplace=True))

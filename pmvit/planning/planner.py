@@ -237,7 +237,7 @@ def weigh(scores: Tensor, groups: Tensor, grid: tuple[int, int], rule: Weights) 
 
     s = torch.where(total(s) == 0, 1.0, s)
     if rule == "max":
-        divisor = s.new_zeros(num_groups).index_reduce(0, index, s, "amax")[index]
+        divisor = s.new_zeros(num_groups).scatter_reduce(0, index, s, "amax")[index]
     elif rule == "mean":
         divisor = total(s) / total(torch.ones_like(s))
     elif rule in ("sum", "average"):

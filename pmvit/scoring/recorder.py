@@ -12,14 +12,19 @@ from pmvit.errors import PmvitError
 from pmvit.scoring.scores import Scorer
 
 
+def _precise(tensor: Tensor) -> Tensor:
+    """Half precision as float32; the rest as it is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def score_values(values: Tensor, gradient: Tensor) -> Tensor:
     """Eq. 9, signed, for each image: `<V_k, dL/dV_k>` averaged over heads; (batch, heads, N, d) gives (batch, N)."""
-    return (values.float() * gradient.float()).sum((1, 3)) / values.shape[1]
+    return (_precise(values) * _precise(gradient)).sum((1, 3)) / values.shape[1]
 
 
 def score_tokens(tokens: Tensor, gradient: Tensor) -> Tensor:
     """Eq. 8, signed, for each image: the mean over the width of `Z * dL/dZ`; (batch, N, D) gives (batch, N)."""
-    return (tokens.float() * gradient.float()).mean(-1)
+    return (_precise(tokens) * _precise(gradient)).mean(-1)
 
 
 def attention_map(query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
@@ -92,7 +97,7 @@ class Recorder(TorchFunctionMode):
         scale = options.get("scale")
         if self.scorer == "attn":
             attention = attention_map(query, key, attn_mask, scale)
-            self._add(layer, attention.float().sum(2).mean(1))
+            self._add(layer, _precise(attention).sum(2).mean(1))
             return attention @ value
         output = attend(query, key, value, attn_mask=attn_mask, **options)
         values = value.detach()  # a hook that held the tensor it hangs on would keep the graph alive
@@ -103,7 +108,7 @@ class Recorder(TorchFunctionMode):
             mask = None if attn_mask is None else attn_mask[..., :1, :]
             row = attention_map(query[:, :, :1].detach(), key.detach(), mask, scale)[:, :, 0]
             if self.scorer == "class_attn":
-                self._add(layer, row.float().mean(1))
+                self._add(layer, _precise(row).mean(1))
             else:
                 output.register_hook(lambda gradient: self._add(layer, _class_row(row, values, gradient)))
         return output
@@ -124,5 +129,5 @@ class Recorder(TorchFunctionMode):
 
 def _class_row(row: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
     """`A * dL/dA` of the class token's query, averaged over heads, where `dL/dA = G V^T`."""
-    gradient_of_row = torch.einsum("bhd,bhnd->bhn", gradient[:, :, 0].float(), value.float())
-    return (row.float() * gradient_of_row).mean(1)
+    gradient_of_row = torch.einsum("bhd,bhnd->bhn", _precise(gradient[:, :, 0]), _precise(value))
+    return (_precise(row) * gradient_of_row).mean(1)

@@ -35,7 +35,7 @@ def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
     if labels is None:
         raise PmvitError('expected batches of (images, labels), got images alone: use loss="predicted" or "entropy"')
     check_labels(labels, logits)
-    return F.cross_entropy(logits.float(), labels, reduction="sum")
+    return F.cross_entropy(logits, labels, reduction="sum")
 
 
 def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:

@@ -1,0 +1,198 @@
+"""The command line, as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import pmvit
+from pmvit.data.demo import demo_images, demo_loader, demo_model
+from pmvit.loading import create_model
+
+ARGUMENTS = ["img_size=28", "patch_size=2", "in_chans=1", "embed_dim=128", "depth=6", "num_heads=4"]
+MODEL_ARGUMENTS = [part for argument in ARGUMENTS for part in ("--model-arg", argument)]
+WEIGHTS = Path(pmvit.__file__).parent / "data" / "demo" / "vit.safetensors"
+
+
+def pmvit_command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "pmvit", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, **options)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fashion-MNIST as a user has images: one PNG each, in class folders."""
+    folder = tmp_path_factory.mktemp("images")
+    pictures, labels = demo_images("test", 120)
+    for number, (picture, label) in enumerate(zip(pictures, labels.tolist(), strict=True)):
+        (folder / str(label)).mkdir(exist_ok=True)
+        Image.fromarray(picture.numpy()).save(folder / str(label) / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compressed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("models") / "out"
+    result = pmvit_command(
+        *("compress", "vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS),
+        *("--data", images, "--keep", 0.6, "--prune", 0.1, "-o", output),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "x fewer" in result.stdout
+    return output
+
+
+def test_compress_writes_what_the_library_would_make(compressed: Path, images: Path) -> None:
+    expected = {"model.safetensors", "plan.json", "config.json", "scores.json"}
+    assert {path.name for path in compressed.iterdir()} == expected
+    model = demo_model()
+    plan = pmvit.plan(pmvit.Scores.load(compressed / "scores.json"), keep=0.6, prune=0.1)
+    assert plan == pmvit.Plan.load(compressed / "plan.json")
+    batch = demo_loader("test", count=4)[0][0]
+    with torch.inference_mode():
+        assert torch.equal(pmvit.compress(model, plan)(batch), pmvit.load(compressed)(batch))
+
+
+def test_info_counts_what_the_library_counts(compressed: Path) -> None:
+    result = pmvit_command("info", compressed, "--draw")
+    assert result.returncode == 0, result.stderr
+    for word in ("kept", "merged", "pruned", "GFLOPs (MACs)", "parameters", "merge + reconstruct", "█"):
+        assert word in result.stdout
+    numbers = json.loads(pmvit_command("info", compressed, "--json").stdout)
+    assert numbers["compressed"]["macs"] == pmvit.flops(pmvit.load(compressed)).macs
+    assert numbers["original"]["macs"] == pmvit.flops(demo_model()).macs
+    assert sum(block["kept"] for block in numbers["blocks"].values()) == round(0.6 * 6 * 196)
+
+
+def test_evaluate_reports_accuracy_and_broken_images(compressed: Path, images: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "images"
+    for path in images.rglob("*.png"):
+        (copy / path.relative_to(images)).parent.mkdir(parents=True, exist_ok=True)
+        (copy / path.relative_to(images)).write_bytes(path.read_bytes())
+    broken = sorted(copy.rglob("*.png"))[0]
+    broken.write_bytes(broken.read_bytes()[:40])
+    result = pmvit_command("evaluate", compressed, "--data", copy, "--json")
+    numbers = json.loads(result.stdout)
+    assert (numbers["images"], numbers["broken"]) == (119, 1)
+    assert list(numbers["broken_files"]) == [str(broken)]
+    assert numbers["reference_top1"] > 0.8
+    assert 0.5 < numbers["agreement"] < 1
+    table = pmvit_command("evaluate", compressed, "--data", copy).stdout
+    assert f"{numbers['top1']:.2%}" in table
+    assert "1 broken image skipped" in table
+    strict = pmvit_command("evaluate", compressed, "--data", copy, "--strict")
+    assert strict.returncode == 1
+    assert broken.name in strict.stderr
+
+
+def test_steps_one_by_one_give_the_same(compressed: Path, images: Path, tmp_path: Path) -> None:
+    model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
+    steps = [
+        ("score", *model, "--data", images, "-o", tmp_path / "scores.json"),
+        ("plan", tmp_path / "scores.json", "--keep", 0.6, "--prune", 0.1, "-o", tmp_path / "plan.json"),
+        ("compress", *model, "--plan", tmp_path / "plan.json", "-o", tmp_path / "out"),
+    ]
+    for step in steps:
+        result = pmvit_command(*step)
+        assert result.returncode == 0, result.stderr
+    assert (tmp_path / "out" / "plan.json").read_bytes() == (compressed / "plan.json").read_bytes()
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (compressed / "model.safetensors").read_bytes()
+
+
+def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
+    scores = compressed / "scores.json"
+    result = pmvit_command("plan", scores, "--paper", "--keep", 0.6, "--grouping", "segment", "-o", tmp_path / "p.json")
+    assert result.returncode == 0, result.stderr
+    plan = pmvit.Plan.load(tmp_path / "p.json")
+    assert plan.reconstruct == "pinv"
+    assert not plan.attention_bias
+    assert plan.made_by["plan"]["weights"] == "normalize"
+    assert plan.made_by["plan"]["grouping"] == "segment"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("info", "nothing"), "expected a folder or a .safetensors file written by pmvit at nothing"),
+        (("evaluate", "{out}", "--data", "nothing"), "expected a folder of images at nothing"),
+        (("compress", "no_such_vit", "--weights", "w.pth", "--data", "x", "--keep", "0.5", "-o", "y"), "weights file"),
+        (("compress", "vit_tiny_patch16_224", "-o", "y"), "expected one of --data, --scores and --plan"),
+        (("compress", "vit_tiny_patch16_224", "--data", "x", "-o", "y"), "expected one of keep, gflops"),
+        (("compress", "{out}", "--plan", "{out}/plan.json", "-o", "y"), "compressed already"),
+        (
+            ("compress", "{out}", "--plan", "p", "--keep", "0.5", "-o", "y"),
+            "--plan says what to keep already; got keep",
+        ),
+        (("plan", "{out}/config.json", "--keep", "0.5", "-o", "y"), "is it another file"),
+    ],
+)
+def test_mistakes_get_one_line(compressed: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    filled = [argument.format(out=compressed) for argument in arguments]
+    result = pmvit_command(*filled, cwd=tmp_path)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "y").exists()
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    assert pmvit_command("compress").returncode == 2
+    assert pmvit_command("shrink").returncode == 2
+
+
+def test_an_interrupted_compression_goes_on(images: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    command = ["compress", "vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS, "--data", images]
+    command += ["--keep", 0.6, "--batch-size", 1, "--workers", 0, "-o", output]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pmvit", *map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(1)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.5)
+        if time.monotonic() > deadline - 52:
+            process.send_signal(signal.SIGINT)
+            break
+    stopped = process.communicate(timeout=60)[1]
+    if process.returncode == 0:
+        pytest.skip("the machine was faster than the interruption")
+    assert process.returncode == 130, stopped
+    assert "it goes on from the last checkpoint" in stopped
+    if (output / "scores.partial").exists():
+        done = pmvit.Scores.load(output / "scores.partial", "pmvit-partial-scores").iterations
+        assert 0 < done < 120
+    result = pmvit_command(*command)
+    assert result.returncode == 0, result.stderr
+    assert not (output / "scores.partial").exists()
+    assert pmvit.Scores.load(output / "scores.json").iterations == 120
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys, pmvit.cli; sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.data
+def test_the_commands_of_the_readme_on_real_data(data: Path, tmp_path: Path) -> None:
+    few = tmp_path / "images"
+    for label in range(0, 1000, 50):
+        (few / f"{label:03}").mkdir(parents=True)
+        (few / f"{label:03}" / "0.jpg").symlink_to((data / f"imagenet/val/{label:03}/0.jpg").resolve())
+    weights = data / "weights" / "vit_tiny_patch16_224.safetensors"
+    arguments = ("vit_tiny_patch16_224", "--weights", weights, "--data", few, "--keep", 0.7, "-o", tmp_path / "out")
+    assert pmvit_command("compress", *arguments).returncode == 0
+    numbers = json.loads(pmvit_command("evaluate", tmp_path / "out", "--data", few, "--json").stdout)
+    assert numbers["images"] == 20
+    assert numbers["agreement"] >= 0.6
+    original = create_model("vit_tiny_patch16_224", weights)
+    assert pmvit.flops(pmvit.load(tmp_path / "out")).macs < 0.75 * pmvit.flops(original).macs
