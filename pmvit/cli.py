@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -37,6 +37,9 @@ Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="Weights file; without it timm fetches its own.")]
 ModelArguments = Annotated[
     list[str] | None, typer.Option("--model-arg", help="More for timm.create_model, as name=value; may be repeated.")
+]
+DataArguments = Annotated[
+    list[str] | None, typer.Option("--data-arg", help="How images are prepared, as in mean=[0.5,0.5,0.5]; repeatable.")
 ]
 Data = Annotated[Path, typer.Option("--data", help="Folder of images, one subfolder a class; or images alone.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write.")]
@@ -109,14 +112,23 @@ def _plan_options(options: dict[str, Any], paper: bool) -> dict[str, Any]:
     return {**(PAPER if paper else {}), **given}
 
 
-def _model(name: str, weights: Path | None, arguments: list[str] | None, device: str = "cpu") -> "nn.Module":
+def _model(
+    name: str, weights: Path | None, arguments: list[str] | None, preparation: list[str] | None, device: str
+) -> "nn.Module":
     from pmvit.loading import create_model
 
-    pairs = [argument.partition("=") for argument in arguments or []]
-    for key, equals, _ in pairs:
-        if not (key and equals):
-            raise PmvitError(f"--model-arg: expected name=value, got {key!r}")
-    return create_model(name, weights, **{key: _value(text) for key, _, text in pairs}).to(device)
+    model = create_model(name, weights, **_pairs("--model-arg", arguments))
+    cast("Any", model).pretrained_cfg.update(_pairs("--data-arg", preparation))
+    return model.to(device)
+
+
+def _pairs(option: str, texts: list[str] | None) -> dict[str, Any]:
+    """Options given as name=value, the values as JSON where they are."""
+    pairs = [text.partition("=") for text in texts or []]
+    for name, equals, _ in pairs:
+        if not (name and equals):
+            raise PmvitError(f"{option}: expected name=value, got {name!r}")
+    return {name: _value(text) for name, _, text in pairs}
 
 
 def _value(text: str) -> Any:
@@ -143,7 +155,10 @@ def _run_score(model: "nn.Module", loader: "FolderLoader", partial: Path, option
     """Score with partial sums beside the output, so that an interrupted run goes on where it was."""
     import pmvit
 
-    scores = pmvit.score(model, loader, checkpoint=partial, **_given(options, SCORE_OPTIONS))
+    try:
+        scores = pmvit.score(model, loader, checkpoint=partial, **_given(options, SCORE_OPTIONS))
+    except KeyboardInterrupt:
+        _fail("stopped; the same command goes on from the last batch", code=130)
     partial.unlink(missing_ok=True)
     if loader.broken:
         console.print(loader.broken.summary(), style="yellow", highlight=False)
@@ -158,13 +173,14 @@ def score(
     output: Output,
     weights: WeightsFile = None,
     model_arg: ModelArguments = None,
+    data_arg: DataArguments = None,
     batch_size: BatchSize = 64,
     workers: Workers = 2,
     device: Device = "cpu",
     **options: Any,
 ) -> None:
     """Measure how much each token of each block matters; write the scores as JSON."""
-    network = _model(model, weights, model_arg, device)
+    network = _model(model, weights, model_arg, data_arg, device)
     loader = _loader(network, data, batch_size, workers, shuffle=True)
     scores = _run_score(network, loader, output.with_name(output.name + ".partial"), options)
     scores.save(output)
@@ -198,6 +214,7 @@ def compress(
     plan: Annotated[Path | None, typer.Option("--plan", help="A plan made before, instead of --data.")] = None,
     weights: WeightsFile = None,
     model_arg: ModelArguments = None,
+    data_arg: DataArguments = None,
     paper: Paper = False,
     learn: Annotated[str, typer.Option("--learn", help="What tuning may change of M and R: group, dense.")] = "group",
     batch_size: BatchSize = 64,
@@ -217,7 +234,7 @@ def compress(
         raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")
     if plan is None:
         pmvit.PlanConfig(**plan_options)  # a contradiction is better found before the scoring than after
-    network = _model(model, weights, model_arg, device)
+    network = _model(model, weights, model_arg, data_arg, device)
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
@@ -336,8 +353,6 @@ def main() -> None:
         app()
     except PmvitError as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("stopped; started again with the same command, it goes on from the last checkpoint", code=130)
     except Exception as error:
         if os.environ.get("PMVIT_DEBUG"):
             raise
@@ -346,6 +361,6 @@ def main() -> None:
         _fail(f"{message} (PMVIT_DEBUG=1 shows where)")
 
 
-def _fail(message: str, code: int = 1) -> None:
+def _fail(message: str, code: int = 1) -> NoReturn:
     Console(stderr=True).print(f"[bold red]pmvit:[/] {message}", highlight=False, soft_wrap=True)
     sys.exit(code)

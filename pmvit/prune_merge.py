@@ -72,14 +72,14 @@ def dense_matrix(rows: SparseRows, weights: Tensor, width: int) -> Tensor:
 def segment_sum(tokens: Tensor, rows: SparseRows, weights: Tensor) -> Tensor:
     """Multiply a sparse matrix with the (batch, tokens, width) tokens: one weighted sum a row, in one kernel."""
     batch, count, width = tokens.shape
-    image = torch.arange(batch, device=tokens.device)[:, None]
-    sums = F.embedding_bag(
-        (rows.columns + image * count).flatten(),
-        tokens.reshape(batch * count, width),
-        (rows.offsets + image * rows.columns.numel()).flatten(),
-        mode="sum",
-        per_sample_weights=weights.to(tokens.dtype).repeat(batch),
-    )
+    columns, offsets, weights = rows.columns, rows.offsets, weights.to(tokens.dtype)
+    if batch > 1:  # the images' tokens stand one after the other in one table
+        image = torch.arange(batch, device=tokens.device)[:, None]
+        columns = (columns + image * count).flatten()
+        offsets = (offsets + image * rows.columns.numel()).flatten()
+        weights = weights.repeat(batch)
+    table = tokens.reshape(batch * count, width)
+    sums = F.embedding_bag(columns, table, offsets, mode="sum", per_sample_weights=weights)
     return sums.view(batch, -1, width)
 
 

@@ -113,6 +113,10 @@ class TimmViT(Adapter):
     def data_config(self, model: Host) -> dict[str, Any]:
         config = resolve_data_config(pretrained_cfg=model.pretrained_cfg)
         config["input_size"] = self.input_size(model)
+        channels = config["input_size"][0]
+        for key in ("mean", "std"):
+            if len(config[key]) != channels:  # made for other channels: their mean serves for each
+                config[key] = (sum(config[key]) / len(config[key]),) * channels
         return {key: list(v) if isinstance(v := config[key], tuple) else v for key in DATA_KEYS}
 
 

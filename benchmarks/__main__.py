@@ -1,0 +1,193 @@
+"""Ratios measured side by side, interleaved, in one run: `make bench`. Absolute times mean nothing here.
+
+Prints a table and writes `benchmarks/results.json` and `benchmarks/results.md`. Takes about ten minutes on two cores.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pmvit
+from pmvit.data.folder import image_folder
+from pmvit.files import write_text
+from pmvit.loading import create_model
+from pmvit.models import adapter_for
+from pmvit.planning import PAPER
+from pmvit.runtime.timing import interleave, speedup
+from scripts.sweep import permuted_plan
+
+import timm  # isort: skip  # after pmvit, which lets torchvision import
+
+DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
+OUTPUT = Path(__file__).with_name("results.json")
+BATCH = 16
+SCORING_BATCH = 32
+
+Row = dict[str, Any]
+
+
+def deit_tiny() -> nn.Module:
+    weights = DATA / "weights" / "deit_tiny_patch16_224.safetensors"
+    return (
+        create_model("deit_tiny_patch16_224", weights)
+        if weights.exists()
+        else timm.create_model("deit_tiny_patch16_224")
+    )
+
+
+def scores_of(model: nn.Module) -> pmvit.Scores:
+    """Scores of 256 real images, or random ones where there are none."""
+    folder = DATA / "imagenet" / "train"
+    if not folder.is_dir():
+        return pmvit.score(model, [], scorer="random")
+    loader = image_folder(folder, adapter_for(model).data_config(model), num_classes=1000, batch_size=32, shuffle=True)
+    return pmvit.score(model, loader, iterations=8, progress=False)
+
+
+def training_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """A plain forward and backward pass with fused attention."""
+    F.cross_entropy(model(images), labels).backward()
+    model.zero_grad()
+
+
+def scoring_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+    pmvit.score(model, [(images, labels)], progress=False)
+
+
+def scoring_batch() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = timm.create_model("deit_tiny_patch16_224").eval()
+    return model, torch.randn(SCORING_BATCH, 3, 224, 224), torch.randint(0, 1000, (SCORING_BATCH,))
+
+
+STEPS: dict[str, Callable[[nn.Module, torch.Tensor, torch.Tensor], None]] = {
+    "train": training_step,
+    "score": scoring_step,
+}
+
+
+def bench_scoring(rounds: int) -> list[Row]:
+    model, images, labels = scoring_batch()
+    # Beside the step itself, `score` counts FLOPs and fingerprints the weights once a run: one image's forward pass.
+    contenders = {name: partial(step, model, images, labels) for name, step in STEPS.items()}
+    times = interleave(contenders, rounds)
+    ratio = speedup(times, "train", "score")  # how many times longer the scoring step takes
+    memory = {name: peak_memory(name) for name in STEPS}
+    share = memory["score"] / memory["train"]
+    return [
+        row("scoring step / training step, time, DeiT-Tiny", "at most 1.10", ratio.median, ratio.low, ratio.high),
+        row("scoring step / training step, peak memory", "at most 1.05", share, share, share),
+    ]
+
+
+def peak_memory(step: str) -> float:
+    """Peak memory that three steps add to what is there before, in a process of their own; megabytes."""
+    command = [sys.executable, "-m", "benchmarks", "--memory-of", step]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def print_peak_memory(step: str) -> None:
+    model, images, labels = scoring_batch()
+    before = high_water_mark()
+    for _ in range(3):
+        STEPS[step](model, images, labels)
+    print(high_water_mark() - before)
+
+
+def high_water_mark() -> float:
+    """Most memory this process ever had, in megabytes; Linux."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def bench_inference(rounds: int) -> list[Row]:
+    tiny = deit_tiny().eval()
+    plans = {
+        "keep 0.6": pmvit.plan(scores_of(tiny), keep=0.6, prune=0.1),
+        "all kept": pmvit.Plan.keep_all((14, 14), 12),
+        "in place": permuted_plan((14, 14), 12),
+    }
+    plans["keep 0.6, the paper's pinv"] = pmvit.plan(scores_of(tiny), keep=0.6, prune=0.1, **PAPER)
+    small = timm.create_model("deit_small_patch16_224").eval()
+    rows = []
+    for name, model, targets in (
+        (
+            "DeiT-Tiny",
+            tiny,
+            {
+                "all kept": "at least 0.98",
+                "in place": "",
+                "keep 0.6": "at least 1.65",
+                "keep 0.6, the paper's pinv": "",
+            },
+        ),
+        ("DeiT-Small", small, {"keep 0.6": "at least 1.50"}),
+    ):
+        images = torch.randn(BATCH, 3, 224, 224)
+        models = {plan: pmvit.compress(model, plans[plan]) for plan in targets}
+        models["original"] = model
+        contenders = {key: partial(value, images) for key, value in models.items()}
+        with torch.inference_mode():
+            times = interleave(contenders, rounds)
+        original = pmvit.flops(model).macs
+        for plan, target in targets.items():
+            ratio = speedup(times, plan, "original")
+            flops_ratio = original / pmvit.flops(models[plan]).macs
+            what = {"all kept": "all-kept plan", "in place": "all kept, operations in place"}.get(plan, plan)
+            label = f"{name}, batch {BATCH}, {what}: speed (FLOPs ratio {flops_ratio:.2f})"
+            rows.append(row(label, target, ratio.median, ratio.low, ratio.high))
+    return rows
+
+
+def row(what: str, target: str, value: float, low: float, high: float) -> Row:
+    bound = float(target.split()[-1]) if target else None
+    met = None if bound is None else (value <= bound if "most" in target else value >= bound)
+    return {"what": what, "target": target, "value": value, "low": low, "high": high, "met": met}
+
+
+def markdown(rows: list[Row]) -> str:
+    lines = [
+        "# Benchmarks",
+        "",
+        f"`make bench`, eager PyTorch {torch.__version__.partition('+')[0]}, {torch.get_num_threads()} CPU threads, "
+        f"{platform.machine()}. Medians of paired ratios with 95 % bootstrap intervals, contenders interleaved in one "
+        "run.",
+        "",
+        "| what | measured | interval | target | met |",
+        "|---|---|---|---|---|",
+    ]
+    for r in rows:
+        met = {True: "yes", False: "**no**", None: "-"}[r["met"]]
+        lines.append(
+            f"| {r['what']} | {r['value']:.3f} | {r['low']:.3f} ... {r['high']:.3f} | {r['target'] or '-'} | {met} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--memory-of", choices=tuple(STEPS), help="internal: print the peak memory of a step")
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        print_peak_memory(arguments.memory_of)
+        return
+    rows = [*bench_scoring(arguments.rounds), *bench_inference(arguments.rounds)]
+    write_text(OUTPUT, json.dumps(rows, indent=1) + "\n")
+    write_text(OUTPUT.with_suffix(".md"), markdown(rows))
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
