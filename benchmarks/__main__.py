@@ -24,7 +24,7 @@ from pmvit.files import write_text
 from pmvit.loading import create_model
 from pmvit.models import adapter_for
 from pmvit.planning import PAPER
-from pmvit.runtime.timing import interleave, speedup
+from pmvit.runtime.timing import compare, interleave, speedup
 from scripts.sweep import permuted_plan
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
@@ -137,9 +137,7 @@ def bench_inference(rounds: int) -> list[Row]:
         images = torch.randn(BATCH, 3, 224, 224)
         models = {plan: pmvit.compress(model, plans[plan]) for plan in targets}
         models["original"] = model
-        contenders = {key: partial(value, images) for key, value in models.items()}
-        with torch.inference_mode():
-            times = interleave(contenders, rounds)
+        times = compare(models, images, rounds)
         original = pmvit.flops(model).macs
         for plan, target in targets.items():
             ratio = speedup(times, plan, "original")

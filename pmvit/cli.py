@@ -61,6 +61,9 @@ PLAN_OPTIONS = {
     "prune": Annotated[float | None, typer.Option(help="Share of the patch tokens to prune; the rest merge.")],
     "gflops": Annotated[float | None, typer.Option(help="Budget in GFLOPs (MACs), instead of --keep.")],
     "flops_share": Annotated[float | None, typer.Option(help="Budget as a share of the original's FLOPs.")],
+    "speedup": Annotated[
+        float | None, typer.Option(help="Budget as a speed-up measured on this machine, eager, in batches of 16.")
+    ],
     "scope": Annotated[str | None, typer.Option(help="global or local.")],
     "normalize_layers": Annotated[
         bool | None, typer.Option("--normalize-layers/--no-normalize-layers", help="Scores of a layer over their norm.")
@@ -95,6 +98,17 @@ def with_options(*groups: dict[str, Any]) -> Callable[[Command], Command]:
         return command
 
     return decorate
+
+
+def _meter(model: "nn.Module") -> "Callable[[Plan], float]":
+    """Measures on random images of the model's size; nothing is measured before a plan has to be."""
+    import torch
+
+    from pmvit.models import adapter_for
+    from pmvit.runtime.timing import speedup_meter
+
+    device = next(model.parameters()).device
+    return speedup_meter(model, torch.randn(16, *adapter_for(model).input_size(model), device=device))
 
 
 def _given(options: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
@@ -238,12 +252,12 @@ def compress(
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
-        made = pmvit.plan(pmvit.Scores.load(scores), **plan_options)
+        made = pmvit.plan(pmvit.Scores.load(scores), measure=_meter(network), **plan_options)
     else:
         loader = _loader(network, cast("Path", data), batch_size, workers, shuffle=True)
         measured = _run_score(network, loader, output / "scores.partial", options)
         measured.save(output / "scores.json")
-        made = pmvit.plan(measured, **plan_options)
+        made = pmvit.plan(measured, measure=_meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
     pmvit.save(small, output)
     _print_info(made, before=pmvit.flops(network), after=pmvit.flops(small))

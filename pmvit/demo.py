@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -13,7 +12,7 @@ from pmvit.evaluation import evaluate
 from pmvit.files import write_atomically
 from pmvit.planning import plan
 from pmvit.report.pictures import plan_picture
-from pmvit.runtime.timing import interleave, speedup
+from pmvit.runtime.timing import compare, speedup
 from pmvit.scoring import score
 
 KEEP, PRUNE = 0.6, 0.1
@@ -32,9 +31,7 @@ def run(output: Path, console: Console) -> None:
     before = evaluate(model, test)
     after = evaluate(small, test, reference=model)
     images = test[0][0][:64]
-    with torch.inference_mode():
-        contenders = {"original": lambda: model(images), "compressed": lambda: small(images)}
-        ratio = speedup(interleave(contenders, ROUNDS), "compressed", "original")
+    ratio = speedup(compare({"original": model, "compressed": small}, images, ROUNDS), "compressed", "original")
 
     save(small, output)
     test_images, test_labels = demo_images("test", 1)

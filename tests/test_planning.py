@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.cost import BlockCost, ModelCost
 from pmvit.planning import PAPER, predicted_macs
-from pmvit.planning.planner import comparable, group_layer, partition, smooth, weigh
+from pmvit.planning.grouping import group_layer, smooth, weigh
+from pmvit.planning.planner import comparable, partition
 from pmvit.prune_merge import PRUNED
 from pmvit.scoring import ScoreConfig
 
@@ -204,10 +205,25 @@ def test_flops_budgets_are_met_on_the_real_graph(deit_tiny: nn.Module, deit_scor
         assert share * original - one_token_more < counted <= share * original
 
 
+def test_a_speedup_is_bisected_on_measurements(scores: pmvit.Scores) -> None:
+    measured = []
+
+    def measure(made: pmvit.Plan) -> float:
+        measured.append(made.keep)
+        return 1 / made.keep
+
+    made = pmvit.plan(scores, speedup=1.6, measure=measure)
+    assert 1 / made.keep >= 1.6
+    assert made.keep == pytest.approx(1 / 1.6, abs=0.015)
+    assert len(measured) < 10
+    with pytest.raises(pmvit.PmvitError, match="of the original's time"):
+        pmvit.plan(scores, speedup=1000.0, measure=measure)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "expected one of keep, gflops and flops_share; got none"),
+        ({}, "expected one of keep, gflops, flops_share, speedup; got none"),
         ({"keep": 0.5, "gflops": 1.0}, "got keep and gflops"),
         ({"keep": 0.0}, "keep: expected a share above 0"),
         ({"keep": 60}, "keep: expected a share above 0 and up to 1, got 60"),
@@ -220,6 +236,7 @@ def test_flops_budgets_are_met_on_the_real_graph(deit_tiny: nn.Module, deit_scor
         ({"keep": 0.5, "skip": range(5)}, "all 5 blocks are skipped"),
         ({"gflops": 9.0}, "there is nothing to compress"),
         ({"flops_share": 0.001}, "what one token a block costs"),
+        ({"speedup": 2.0}, "pass measure="),
     ],
 )
 def test_options_that_do_not_fit_are_named(scores: pmvit.Scores, options: dict[str, Any], message: str) -> None:

@@ -5,25 +5,28 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pmvit.cost import elementwise_macs
 from pmvit.errors import PmvitError
-from pmvit.planning.plan import Grouping, LayerPlan, Plan, Scope, Weights, record
-from pmvit.prune_merge import PRUNED, Reconstruct
+from pmvit.planning.grouping import group_layer
+from pmvit.planning.plan import Grouping, Plan, Scope, Weights, record
+from pmvit.prune_merge import Reconstruct
 from pmvit.scoring import Scores
+
+BUDGETS = ("keep", "gflops", "flops_share", "speedup")
 
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """How scores become a plan. One of `keep`, `gflops` and `flops_share` says how much is kept.
+    """How scores become a plan. One of `keep`, `gflops`, `flops_share` and `speedup` says how much is kept.
 
     Attributes:
         keep: Share of the patch tokens that are kept (the paper's r).
         prune: Share of the patch tokens that are pruned (the paper's PM-threshold tau); the rest are merged.
         gflops: Billions of multiply-accumulates the compressed model may cost, merge and reconstruct included.
         flops_share: The same as a share of the original model's.
+        speedup: How many times faster than the original the model has to be, as `plan(measure=...)` finds it.
         scope: `global` ranks the tokens of all layers together (Algorithm 2), `local` those of each layer by itself.
         normalize_layers: Divide the scores of a layer by their L2 norm before they are ranked.
         layer_decay: Multiply the scores of layer l by `1 - layer_decay * l` before they are ranked.
@@ -41,6 +44,7 @@ class PlanConfig:
     prune: float = 0.1
     gflops: float | None = None
     flops_share: float | None = None
+    speedup: float | None = None
     scope: Scope = "global"
     normalize_layers: bool = True
     layer_decay: float = 0.025
@@ -60,9 +64,9 @@ class PlanConfig:
         ):
             if getattr(self, name) not in get_args(choices):
                 raise PmvitError(f"{name}: expected one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
-        budgets = [name for name in ("keep", "gflops", "flops_share") if getattr(self, name) is not None]
-        if len(budgets) != 1:
-            raise PmvitError(f"expected one of keep, gflops and flops_share; got {' and '.join(budgets) or 'none'}")
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise PmvitError(f"expected one of {', '.join(BUDGETS)}; got {' and '.join(given) or 'none'}")
         if self.keep is not None and not 0 < self.keep <= 1:
             raise PmvitError(f"keep: expected a share above 0 and up to 1, got {self.keep}")
         if not 0 <= self.prune < 1:
@@ -78,22 +82,44 @@ PAPER: dict[str, Any] = {
 }
 
 
-def plan(scores: Scores, config: PlanConfig | None = None, **options: Any) -> Plan:
+def plan(
+    scores: Scores,
+    config: PlanConfig | None = None,
+    *,
+    measure: Callable[[Plan], float] | None = None,
+    **options: Any,
+) -> Plan:
     """Decide which tokens of each block are kept, merged and pruned (Algorithms 1 and 2).
 
     Args:
         scores: What `score` measured.
         config: How to decide; `options` are its fields and override it.
+        measure: For a budget in `speedup`: says how many times faster than the original a plan makes the model on this
+            machine. `pmvit.runtime.timing.speedup_meter` makes one.
 
     Raises:
         PmvitError: If the options contradict each other or the budget cannot be met.
     """
     config = PlanConfig(**options) if config is None else replace(config, **options)
+
+    def make(keep: float) -> Plan:
+        return plan_for_keep(scores, config, keep)
+
     if config.keep is not None:
-        return plan_for_keep(scores, config, config.keep)
-    original = scores.cost.macs
-    target = config.gflops * 1e9 if config.gflops is not None else (config.flops_share or 0.0) * original
-    return _solve(lambda keep: plan_for_keep(scores, config, keep), lambda p: predicted_macs(scores, p), target, scores)
+        return make(config.keep)
+    if config.speedup is not None:
+        if measure is None:
+            raise PmvitError("a speedup is measured, not computed: pass measure=speedup_meter(model, images)")
+        times_faster = measure
+        return _solve(make, lambda made: 1 / times_faster(made), 1 / config.speedup, "of the original's time", steps=7)
+    original = scores.cost.macs / 1e9
+    target = config.gflops if config.gflops is not None else (config.flops_share or 0.0) * original
+    if target >= original:
+        raise PmvitError(
+            f"expected a budget below the {original:.3f} GFLOPs of the original, got {target:.3f}: "
+            "there is nothing to compress"
+        )
+    return _solve(make, lambda made: predicted_macs(scores, made) / 1e9, target, "GFLOPs", steps=40)
 
 
 def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
@@ -172,93 +198,6 @@ def partition(values: Tensor, keep: float, prune: float) -> tuple[Tensor, Tensor
     return kept, pruned.view(num_layers, num_tokens)
 
 
-def group_layer(
-    scores: Tensor, kept: Tensor, pruned: Tensor, grid: tuple[int, int], grouping: Grouping, weights: Weights
-) -> LayerPlan:
-    """Let every medium token join a kept one and weigh the members (Algorithm 1, lines 6-16)."""
-    centres = torch.nonzero(kept).flatten()
-    medium = torch.nonzero(~kept & ~pruned).flatten()
-    groups = torch.full_like(kept, PRUNED, dtype=torch.long)
-    groups[centres] = torch.arange(centres.numel())
-    groups[medium] = JOIN[grouping](medium, centres, grid[1])
-    rounded = (float(f"{weight:.8g}") for weight in weigh(scores, groups, grid, weights).tolist())
-    return LayerPlan(tuple(groups.tolist()), tuple(centres.tolist()), tuple(rounded))
-
-
-def join_segment(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
-    """The next kept token of the sequence; what follows the last one joins it (Algorithm 1)."""
-    return torch.searchsorted(centres, tokens).clamp(max=centres.numel() - 1)
-
-
-def join_grid(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
-    """The nearest kept token in the image; of several, the first."""
-    return _first_nearest(_squared_distance(tokens, centres, width))
-
-
-def join_row(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
-    """The nearest kept token in the same row, the boundary at the midpoint; from a row without one, the nearest."""
-    distance = _squared_distance(tokens, centres, width)
-    other_row = tokens[:, None] // width != centres[None] // width
-    farther_than_any_in_the_row = width**2
-    return _first_nearest(distance + farther_than_any_in_the_row * other_row)
-
-
-JOIN: dict[Grouping, Callable[[Tensor, Tensor, int], Tensor]] = {
-    "segment": join_segment,
-    "grid": join_grid,
-    "row": join_row,
-}
-
-
-def _squared_distance(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
-    rows = tokens[:, None] // width - centres[None] // width
-    columns = tokens[:, None] % width - centres[None] % width
-    return rows**2 + columns**2
-
-
-def _first_nearest(distance: Tensor) -> Tensor:
-    """The column of the least distance in each row; of several, the first."""
-    return torch.argsort(distance, dim=1, stable=True)[:, 0]
-
-
-def weigh(scores: Tensor, groups: Tensor, grid: tuple[int, int], rule: Weights) -> Tensor:
-    """Weights of the tokens in their groups (Table VI); a group whose scores are all zero is weighed evenly."""
-    is_member = groups != PRUNED
-    index = groups[is_member]
-    num_groups = int(index.max()) + 1
-    if rule in ("ones", "average"):
-        scores = torch.ones_like(scores)
-    elif rule == "gaussian":
-        scores = smooth(scores, grid)
-    s = scores[is_member]
-
-    def total(values: Tensor) -> Tensor:
-        return values.new_zeros(num_groups).index_add(0, index, values)[index]
-
-    s = torch.where(total(s) == 0, 1.0, s)
-    if rule == "max":
-        divisor = s.new_zeros(num_groups).scatter_reduce(0, index, s, "amax")[index]
-    elif rule == "mean":
-        divisor = total(s) / total(torch.ones_like(s))
-    elif rule in ("sum", "average"):
-        divisor = total(s)
-    elif rule == "ones":
-        divisor = torch.ones_like(s)
-    else:
-        divisor = total(s**2).sqrt()
-    weights = torch.zeros_like(scores)
-    weights[is_member] = s / divisor
-    return weights
-
-
-def smooth(scores: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Filter the scores over the grid with a 3 x 3 Gaussian of unit variance; the border is repeated."""
-    line = torch.exp(-(torch.tensor([-1.0, 0.0, 1.0], dtype=scores.dtype) ** 2) / 2)
-    kernel = torch.outer(line, line) / line.sum() ** 2
-    image = F.pad(scores.view(1, 1, *grid), (1, 1, 1, 1), mode="replicate")
-    return F.conv2d(image, kernel[None, None]).flatten()
-
-
 def predicted_macs(scores: Scores, plan: Plan) -> float:
     """Multiply-accumulates of the model compressed by this plan: what `flops` will count on it."""
     num_tokens = scores.num_prefix + plan.num_patches
@@ -274,22 +213,15 @@ def predicted_macs(scores: Scores, plan: Plan) -> float:
     return total
 
 
-def _solve(
-    make: Callable[[float], Plan], cost: Callable[[Plan], float], target: float, scores: Scores, steps: int = 40
-) -> Plan:
+def _solve(make: Callable[[float], Plan], cost: Callable[[Plan], float], target: float, unit: str, steps: int) -> Plan:
     """Find by bisection the plan that keeps most and costs no more than the target."""
-    if target >= scores.cost.macs:
+    best = make(1e-9)
+    least = cost(best)
+    if least > target:
         raise PmvitError(
-            f"expected a budget below the {scores.cost.macs / 1e9:.3f} GFLOPs of the original, got {target / 1e9:.3f}: "
-            "there is nothing to compress"
+            f"expected a budget of at least {least:.3f} {unit}, what one token a block costs; got {target:.3f}"
         )
     low, high = 0.0, 1.0
-    best = make(1e-9)
-    if cost(best) > target:
-        raise PmvitError(
-            f"expected a budget of at least {cost(best) / 1e9:.3f} GFLOPs, what one token a block costs; "
-            f"got {target / 1e9:.3f}"
-        )
     for _ in range(steps):
         middle = (low + high) / 2
         candidate = make(middle)

@@ -4,7 +4,15 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pmvit._modes import evaluation_mode
+from pmvit.compress import compress
+from pmvit.planning import Plan
 
 
 class Ratio(NamedTuple):
@@ -41,3 +49,21 @@ def speedup(times: Mapping[str, list[float]], contender: str, baseline: str, res
     sampler = random.Random(0)  # noqa: S311  # resampling, not a secret
     medians = sorted(statistics.median(sampler.choices(ratios, k=len(ratios))) for _ in range(resamples))
     return Ratio(statistics.median(ratios), medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1])
+
+
+def compare(models: Mapping[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
+    """Time the models on the same images, in turns."""
+    contenders = {name: partial(model, images) for name, model in models.items()}
+    with torch.inference_mode():
+        return interleave(contenders, rounds)
+
+
+def speedup_meter(model: nn.Module, images: Tensor, rounds: int = 9) -> Callable[[Plan], float]:
+    """Make a function that says how many times faster than `model` a plan makes it on this machine and these images."""
+
+    def measure(plan: Plan) -> float:
+        with evaluation_mode(model):
+            times = compare({"original": model, "compressed": compress(model, plan)}, images, rounds)
+        return speedup(times, "compressed", "original").median
+
+    return measure

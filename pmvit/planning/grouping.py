@@ -1,0 +1,97 @@
+"""Groups of one layer (Algorithm 1): which kept token a medium token joins, and with what weight."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pmvit.planning.plan import Grouping, LayerPlan, Weights
+from pmvit.prune_merge import PRUNED
+
+
+def group_layer(
+    scores: Tensor, kept: Tensor, pruned: Tensor, grid: tuple[int, int], grouping: Grouping, weights: Weights
+) -> LayerPlan:
+    """Let every medium token join a kept one and weigh the members (Algorithm 1, lines 6-16)."""
+    centres = torch.nonzero(kept).flatten()
+    medium = torch.nonzero(~kept & ~pruned).flatten()
+    groups = torch.full_like(kept, PRUNED, dtype=torch.long)
+    groups[centres] = torch.arange(centres.numel())
+    groups[medium] = JOIN[grouping](medium, centres, grid[1])
+    rounded = (float(f"{weight:.8g}") for weight in weigh(scores, groups, grid, weights).tolist())
+    return LayerPlan(tuple(groups.tolist()), tuple(centres.tolist()), tuple(rounded))
+
+
+def join_segment(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
+    """The next kept token of the sequence; what follows the last one joins it (Algorithm 1)."""
+    return torch.searchsorted(centres, tokens).clamp(max=centres.numel() - 1)
+
+
+def join_grid(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
+    """The nearest kept token in the image; of several, the first."""
+    return _first_nearest(_squared_distance(tokens, centres, width))
+
+
+def join_row(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
+    """The nearest kept token in the same row, the boundary at the midpoint; from a row without one, the nearest."""
+    distance = _squared_distance(tokens, centres, width)
+    other_row = tokens[:, None] // width != centres[None] // width
+    farther_than_any_in_the_row = width**2
+    return _first_nearest(distance + farther_than_any_in_the_row * other_row)
+
+
+JOIN: dict[Grouping, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "segment": join_segment,
+    "grid": join_grid,
+    "row": join_row,
+}
+
+
+def _squared_distance(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
+    rows = tokens[:, None] // width - centres[None] // width
+    columns = tokens[:, None] % width - centres[None] % width
+    return rows**2 + columns**2
+
+
+def _first_nearest(distance: Tensor) -> Tensor:
+    """The column of the least distance in each row; of several, the first."""
+    return torch.argsort(distance, dim=1, stable=True)[:, 0]
+
+
+def weigh(scores: Tensor, groups: Tensor, grid: tuple[int, int], rule: Weights) -> Tensor:
+    """Weights of the tokens in their groups (Table VI); a group whose scores are all zero is weighed evenly."""
+    is_member = groups != PRUNED
+    index = groups[is_member]
+    num_groups = int(index.max()) + 1
+    if rule in ("ones", "average"):
+        scores = torch.ones_like(scores)
+    elif rule == "gaussian":
+        scores = smooth(scores, grid)
+    s = scores[is_member]
+
+    def total(values: Tensor) -> Tensor:
+        return values.new_zeros(num_groups).index_add(0, index, values)[index]
+
+    s = torch.where(total(s) == 0, 1.0, s)
+    if rule == "max":
+        divisor = s.new_zeros(num_groups).scatter_reduce(0, index, s, "amax")[index]
+    elif rule == "mean":
+        divisor = total(s) / total(torch.ones_like(s))
+    elif rule in ("sum", "average"):
+        divisor = total(s)
+    elif rule == "ones":
+        divisor = torch.ones_like(s)
+    else:
+        divisor = total(s**2).sqrt()
+    weights = torch.zeros_like(scores)
+    weights[is_member] = s / divisor
+    return weights
+
+
+def smooth(scores: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Filter the scores over the grid with a 3 x 3 Gaussian of unit variance; the border is repeated."""
+    line = torch.exp(-(torch.tensor([-1.0, 0.0, 1.0], dtype=scores.dtype) ** 2) / 2)
+    kernel = torch.outer(line, line) / line.sum() ** 2
+    image = F.pad(scores.view(1, 1, *grid), (1, 1, 1, 1), mode="replicate")
+    return F.conv2d(image, kernel[None, None]).flatten()
