@@ -73,6 +73,7 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
         if layer.is_identity:
             continue
         block = model.get_submodule(names[index])
+        parameter = next(block.parameters())
         groups, centres, weights = layer.tensors()
         wrapper = PruneMerge(
             block,
@@ -84,9 +85,9 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
             learn=learn,
             attention_bias=plan.attention_bias,
             narrow_arguments=adapter.narrow_arguments,
+            device=parameter.device,
+            dtype=parameter.dtype,
         )
-        parameter = next(block.parameters())
-        wrapper.to(device=parameter.device, dtype=parameter.dtype)
         wrapper.train(block.training)
         changes += adapter.narrow(wrapper)
         model.set_submodule(names[index], wrapper)

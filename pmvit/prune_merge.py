@@ -118,6 +118,8 @@ class PruneMerge(nn.Module):
         attention_bias: Add the logarithm of each group's size to its attention scores.
         narrow_arguments: Reduces the other arguments of a block call (rotary embedding, masks) to the groups. It gets
             this module and the call's keyword arguments and returns the keyword arguments for the block.
+        device: Where the weights go; the block stays where it is.
+        dtype: The type of the weights; the block keeps its own.
     """
 
     merge_weights: nn.Parameter
@@ -144,6 +146,8 @@ class PruneMerge(nn.Module):
         learn: Learn = "group",
         attention_bias: bool = False,
         narrow_arguments: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.block = block
@@ -161,14 +165,15 @@ class PruneMerge(nn.Module):
         is_member = groups != PRUNED
         back_weights = pseudo_inverse(groups, weights, self.num_groups) if reconstruct == "pinv" else is_member.float()
         if learn == "group":
-            self.merge_weights = nn.Parameter(weights[rows.columns[num_prefix:] - num_prefix].float())
-            self.reconstruct_weights = nn.Parameter(back_weights[is_member].float())
+            merge_weights = weights[rows.columns[num_prefix:] - num_prefix]
+            reconstruct_weights = back_weights[is_member]
         else:
             patch_rows = merge_rows(groups, self.num_groups)
-            merge_matrix = dense_matrix(patch_rows, weights[patch_rows.columns], self.num_patches)
-            back_matrix = dense_matrix(reconstruct_rows(groups), back_weights[is_member], self.num_groups)
-            self.merge_weights = nn.Parameter(merge_matrix.float())
-            self.reconstruct_weights = nn.Parameter(back_matrix.float())
+            merge_weights = dense_matrix(patch_rows, weights[patch_rows.columns], self.num_patches)
+            reconstruct_weights = dense_matrix(reconstruct_rows(groups), back_weights[is_member], self.num_groups)
+        dtype = dtype or torch.get_default_dtype()
+        self.merge_weights = nn.Parameter(merge_weights.to(device, dtype))
+        self.reconstruct_weights = nn.Parameter(reconstruct_weights.to(device, dtype))
 
         # All that follows is derived from the plan, so it is not saved with the weights.
         buffers = {
@@ -183,6 +188,8 @@ class PruneMerge(nn.Module):
             "log_sizes": torch.bincount(all_groups[rows.columns]).float().log() if attention_bias else None,
         }
         for name, buffer in buffers.items():
+            if buffer is not None:
+                buffer = buffer.to(device, dtype if buffer.is_floating_point() else None)
             self.register_buffer(name, buffer, persistent=False)
 
     def extra_repr(self) -> str:

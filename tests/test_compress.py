@@ -15,6 +15,8 @@ from pmvit.loading import create_model, read_weights
 from pmvit.prune_merge import PruneMerge
 from tests.conftest import small_vit
 
+from timm.models.vision_transformer import VisionTransformer  # isort: skip
+
 IMAGES = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(5))
 
 
@@ -115,6 +117,20 @@ def test_arguments_are_read_off_or_asked_for(tmp_path: Path, plan: pmvit.Plan) -
     given = {"img_size": 96, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 7, "reg_tokens": 4}
     pmvit.save(odd, tmp_path / "odd", arguments=given)
     assert torch.equal(logits(pmvit.load(tmp_path / "odd")), logits(odd))
+
+
+def test_a_model_made_by_hand_cannot_be_saved(tmp_path: Path, plan: pmvit.Plan) -> None:
+    by_hand = VisionTransformer(img_size=96, embed_dim=48, depth=3, num_heads=3, num_classes=7)
+    with pytest.raises(pmvit.PmvitError, match=r"expected a model made by timm\.create_model"):
+        pmvit.save(pmvit.compress(by_hand, plan), tmp_path / "out")
+
+
+def test_weights_follow_the_block_in_type(small_model: nn.Module, plan: pmvit.Plan) -> None:
+    half = small_model.half()
+    half.blocks[0].norm1.float()  # as mixed-precision models have it
+    small = pmvit.compress(half, plan)
+    assert small.blocks[0].block.norm1.weight.dtype == torch.float32
+    assert small.blocks[1].merge_weights.dtype == torch.float16
 
 
 def test_original_models_and_half_precision_are_saved_too(small_model: nn.Module, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pmvit.models import adapter as adapters
 from scripts.sweep import architectures, permuted_plan, randomise, try_architecture
 from tests.conftest import small_vit
 
+from timm.models import vision_transformer  # isort: skip
+
 
 def test_every_architecture_of_the_families(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [try_architecture(family, name) for family, name in architectures()]
@@ -45,6 +47,31 @@ def test_a_bias_that_is_not_narrowed_would_show() -> None:
         for wrapper, block in zip(moved.blocks, model.blocks, strict=True):
             wrapper.block.attn.relative_position_index = block.attn.relative_position_index
         assert not torch.allclose(moved(images), model(images), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"block_fn": vision_transformer.ResPostBlock},
+        {"block_fn": vision_transformer.ParallelScalingBlock},
+        {"block_fn": vision_transformer.DiffParallelScalingBlock, "num_heads": 2},
+        {"block_fn": vision_transformer.ParallelThingsBlock},
+        {"attn_layer": "diff", "num_heads": 2},
+        {"qk_norm": True, "scale_attn_norm": True, "scale_mlp_norm": True},
+        {"init_values": 1e-1, "pre_norm": True, "reg_tokens": 2, "no_embed_class": True},
+    ],
+)
+def test_every_kind_of_block(arguments: dict[str, object]) -> None:
+    model = small_vit(**{"embed_dim": 64, "num_heads": 4, **arguments})
+    randomise(model)
+    images, labels = torch.randn(2, 3, 96, 96), torch.tensor([1, 2])
+    scores = pmvit.score(model, [(images, labels)], progress=False)
+    moved = pmvit.compress(model, permuted_plan((6, 6), 3))
+    with torch.inference_mode():
+        assert torch.allclose(moved(images), model(images), rtol=1e-4, atol=1e-4)
+        for attention_bias in (True, False):
+            plan = pmvit.plan(scores, keep=0.6, attention_bias=attention_bias)
+            assert pmvit.compress(model, plan)(images).isfinite().all()
 
 
 def test_masks_are_reduced_to_the_centres() -> None:

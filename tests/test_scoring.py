@@ -201,6 +201,9 @@ def test_input_that_does_not_fit_is_named(small_model: nn.Module, small_batches:
     ]:
         with pytest.raises(pmvit.PmvitError, match=message):
             pmvit.score(small_model, batches, progress=False, **options)
+    small = pmvit.compress(small_model, pmvit.plan(pmvit.score(small_model, [], scorer="random"), keep=0.5))
+    with pytest.raises(pmvit.PmvitError, match="expected an uncompressed model to score"):
+        pmvit.score(small, small_batches, progress=False)
 
 
 def test_random_scores_depend_on_the_seed_alone(small_model: nn.Module) -> None:

@@ -88,7 +88,12 @@ class TimmViT(Adapter):
             model.grad_checkpointing = checkpointing
 
     def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
-        architecture = model.pretrained_cfg["architecture"]
+        architecture = getattr(model, "pretrained_cfg", {}).get("architecture")
+        if not architecture:
+            raise PmvitError(
+                f"expected a model made by timm.create_model, which can make it again; got a {type(model).__name__} "
+                "made by hand"
+            )
         if arguments is None:
             with torch.device("meta"):
                 default = _traits(timm.create_model(architecture))
@@ -111,7 +116,7 @@ class TimmViT(Adapter):
         return model
 
     def data_config(self, model: Host) -> dict[str, Any]:
-        config = resolve_data_config(pretrained_cfg=model.pretrained_cfg)
+        config = resolve_data_config(pretrained_cfg=getattr(model, "pretrained_cfg", {}))
         config["input_size"] = self.input_size(model)
         channels = config["input_size"][0]
         for key in ("mean", "std"):

@@ -196,6 +196,9 @@ def _from_document(document: dict[str, Any], where: str) -> Plan:
         raise PmvitError(f"{where}: attention_bias: expected true or false, got {document['attention_bias']!r}")
     if not isinstance(layers, dict) or not all(index.isdecimal() for index in layers):
         raise PmvitError(f"{where}: layers: expected an object with block numbers as names")
+    made_by = document["made_by"]
+    if not isinstance(made_by, dict):
+        raise PmvitError(f"{where}: made_by: expected an object, got {type(made_by).__name__}")
     num_patches = grid[0] * grid[1]
     return Plan(
         grid=(grid[0], grid[1]),
@@ -203,7 +206,7 @@ def _from_document(document: dict[str, Any], where: str) -> Plan:
         layers={int(i): _parse_layer(layer, num_patches, f"{where}: block {i}") for i, layer in layers.items()},
         reconstruct=document["reconstruct"],
         attention_bias=document["attention_bias"],
-        made_by=check_fields(document["made_by"], (), f"{where}: made_by", optional=document["made_by"]),
+        made_by=made_by,
     )
 
 

@@ -19,6 +19,7 @@ from pmvit.data.batches import check_labels, unpack
 from pmvit.errors import PmvitError
 from pmvit.models import adapter_for
 from pmvit.progress import track
+from pmvit.prune_merge import PruneMerge
 from pmvit.scoring.recorder import Recorder
 from pmvit.scoring.scores import PARTIAL_FORMAT, ScoreConfig, Scores
 
@@ -80,6 +81,8 @@ def score(
         PmvitError: If scores are not finite or all zero (the message names the layer), or the input does not fit.
     """
     config = replace(config or ScoreConfig(), **options)
+    if any(isinstance(module, PruneMerge) for module in model.modules()):
+        raise PmvitError("expected an uncompressed model to score; this one is compressed: score the original")
     adapter = adapter_for(model)
     layout = adapter.layout(model)
     if "class_attn" in config.scorer and layout.num_prefix == 0:
