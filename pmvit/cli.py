@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pmvit.errors import PmvitError
 
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-console = Console()
+console = Console(markup=False, highlight=False)
 
 ModelName = Annotated[str, typer.Argument(help="A timm architecture, hf-hub:owner/name, or what pmvit saved.")]
 Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or a .safetensors file.")]
@@ -111,6 +112,21 @@ def _meter(model: "nn.Module") -> "Callable[[Plan], float]":
     return speedup_meter(model, torch.randn(16, *adapter_for(model).input_size(model), device=device))
 
 
+def _follow_paper(options: dict[str, Any], paper: bool) -> None:
+    """Score as the paper's code does, unless told otherwise."""
+    if paper and options["abs_per_sample"] is None:
+        options["abs_per_sample"] = False
+
+
+def _scores_file(output: Path) -> Path:
+    """Where the scores of a compressed model go: into its folder, or beside its file."""
+    return output.with_suffix(".scores.json") if output.suffix == ".safetensors" else output / "scores.json"
+
+
+def _needs_labels(options: dict[str, Any]) -> bool:
+    return options["loss"] in (None, "labels") and options["scorer"] in (None, "grad_attn", "grad_class_attn", "grad")
+
+
 def _given(options: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
     """Those options of a group that were given."""
     return {name: options[name] for name in group if options[name] is not None}
@@ -152,30 +168,37 @@ def _value(text: str) -> Any:
         return text
 
 
-def _loader(model: "nn.Module", data: Path, batch_size: int, workers: int, **options: Any) -> "FolderLoader":
+def _loader(
+    model: "nn.Module", data: Path, batch_size: int, workers: int, labels: bool = True, **options: Any
+) -> "FolderLoader":
     from pmvit.data.folder import image_folder
     from pmvit.models import adapter_for
 
     config = adapter_for(model).data_config(model)
-    num_classes = getattr(model, "num_classes", None)
-    return image_folder(data, config, num_classes=num_classes, batch_size=batch_size, workers=workers, **options)
+    num_classes = getattr(model, "num_classes", None) if labels else None
+    return image_folder(
+        data, config, num_classes=num_classes or None, batch_size=batch_size, workers=workers, **options
+    )
 
 
 def _print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=1))
 
 
-def _run_score(model: "nn.Module", loader: "FolderLoader", partial: Path, options: dict[str, Any]) -> "Scores":
-    """Score with partial sums beside the output, so that an interrupted run goes on where it was."""
+def _run_score(model: "nn.Module", loader: "FolderLoader", output: Path, options: dict[str, Any]) -> "Scores":
+    """Score and write the scores; partial sums are kept beside them, so that a stopped run goes on where it was."""
     import pmvit
+
+    partial = output.with_name(output.name + ".partial")
 
     try:
         scores = pmvit.score(model, loader, checkpoint=partial, **_given(options, SCORE_OPTIONS))
     except KeyboardInterrupt:
         _fail("stopped; the same command goes on from the last batch", code=130)
+    scores.save(output)
     partial.unlink(missing_ok=True)
     if loader.broken:
-        console.print(loader.broken.summary(), style="yellow", highlight=False)
+        console.print(loader.broken.summary(), style="yellow")
     return scores
 
 
@@ -188,21 +211,22 @@ def score(
     weights: WeightsFile = None,
     model_arg: ModelArguments = None,
     data_arg: DataArguments = None,
+    paper: Paper = False,
     batch_size: BatchSize = 64,
     workers: Workers = 2,
     device: Device = "cpu",
     **options: Any,
 ) -> None:
     """Measure how much each token of each block matters; write the scores as JSON."""
+    _follow_paper(options, paper)
     network = _model(model, weights, model_arg, data_arg, device)
-    loader = _loader(network, data, batch_size, workers, shuffle=True)
-    scores = _run_score(network, loader, output.with_name(output.name + ".partial"), options)
-    scores.save(output)
-    console.print(f"scores of {scores.images} images in {scores.iterations} batches: {output}", highlight=False)
+    loader = _loader(network, data, batch_size, workers, labels=_needs_labels(options), shuffle=True)
+    scores = _run_score(network, loader, output, options)
+    console.print(f"scores of {scores.images} images in {scores.iterations} batches: {output}")
 
 
 @app.command()
-@with_options(PLAN_OPTIONS)
+@with_options({name: option for name, option in PLAN_OPTIONS.items() if name != "speedup"})
 def plan(
     scores: Annotated[Path, typer.Argument(help="Scores written by `pmvit score`.")],
     output: Output,
@@ -211,11 +235,13 @@ def plan(
 ) -> None:
     """Decide which tokens of each block are kept, merged and pruned; write the plan and draw it."""
     import pmvit
+    from pmvit.planning.drawing import table
 
-    made = pmvit.plan(pmvit.Scores.load(scores), **_plan_options(options, paper))
+    made = pmvit.plan(pmvit.Scores.load(scores), **_plan_options({**options, "speedup": None}, paper))
     made.save(output)
-    console.print(str(made), highlight=False)
-    console.print(f"plan: {output}", highlight=False)
+    console.print(table(made))
+    console.print(made.draw(console.width))
+    console.print(f"plan: {output}")
 
 
 @app.command()
@@ -238,14 +264,17 @@ def compress(
 ) -> None:
     """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take."""
     import pmvit
+    from pmvit.compress import check_output
 
     if sum(source is not None for source in (data, scores, plan)) != 1:
         raise PmvitError("expected one of --data, --scores and --plan to say where the plan comes from")
     plan_options = _plan_options(options, paper)
-    if paper and options["abs_per_sample"] is None:
-        options["abs_per_sample"] = False
     if plan is not None and plan_options:
         raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")
+    if data is None and (unused := _given(options, SCORE_OPTIONS)):
+        raise PmvitError(f"{', '.join(unused)}: nothing is scored without --data")
+    _follow_paper(options, paper)
+    check_output(output)
     if plan is None:
         pmvit.PlanConfig(**plan_options)  # a contradiction is better found before the scoring than after
     network = _model(model, weights, model_arg, data_arg, device)
@@ -254,14 +283,14 @@ def compress(
     elif scores is not None:
         made = pmvit.plan(pmvit.Scores.load(scores), measure=_meter(network), **plan_options)
     else:
-        loader = _loader(network, cast("Path", data), batch_size, workers, shuffle=True)
-        measured = _run_score(network, loader, output / "scores.partial", options)
-        measured.save(output / "scores.json")
+        labels = _needs_labels(options)
+        loader = _loader(network, cast("Path", data), batch_size, workers, labels=labels, shuffle=True)
+        measured = _run_score(network, loader, _scores_file(output), options)
         made = pmvit.plan(measured, measure=_meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
-    pmvit.save(small, output)
+    pmvit.save(small, output, arguments=_pairs("--model-arg", model_arg))
     _print_info(made, before=pmvit.flops(network), after=pmvit.flops(small))
-    console.print(f"compressed model: {output}", highlight=False)
+    console.print(f"compressed model: {output}")
 
 
 def _print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:
@@ -307,7 +336,7 @@ def info(
         return
     _print_info(made, before, after)
     if draw:
-        console.print(made.draw(console.width), highlight=False)
+        console.print(made.draw(console.width))
 
 
 @app.command()
@@ -350,7 +379,7 @@ def evaluate(
             table.add_row(name, form.format(value))
     console.print(table)
     if loader.broken:
-        console.print(loader.broken.summary(), style="yellow", highlight=False)
+        console.print(loader.broken.summary(), style="yellow")
 
 
 @app.command()
@@ -376,5 +405,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:
-    Console(stderr=True).print(f"[bold red]pmvit:[/] {message}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(Text.assemble(("pmvit: ", "bold red"), message), soft_wrap=True)
     sys.exit(code)

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document, write_atomically, write_text
-from pmvit.models import HostChange, adapter_for, adapter_of_family
+from pmvit.models import Adapter, HostChange, adapter_for, adapter_of_family
 from pmvit.planning import Plan
 from pmvit.prune_merge import Learn, PruneMerge
 
@@ -66,6 +65,11 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
         )
     if plan.depth != len(names):
         raise PmvitError(f"expected a plan for {len(names)} blocks, got one for {plan.depth}: is it for another model?")
+    if plan.attention_bias and not adapter.takes_attention_bias:
+        raise PmvitError(
+            f"the adapter for {adapter.family} says of no argument that takes an attention bias: "
+            "make the plan with attention_bias=False"
+        )
     if not inplace:
         model = copy.deepcopy(model)
     changes: list[HostChange] = []
@@ -120,52 +124,83 @@ def _on_device_of(module: nn.Module, value: Any) -> Any:
 def save(model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None = None) -> None:
     """Write a model, compressed or not, so that `load` makes it again without a network.
 
+    Before anything is written, the model is built again from its description and compared on an image.
+
     Args:
         model: What `compress` returned, or an original model.
         path: A folder, which gets `model.safetensors`, `plan.json` and `config.json`; or a single file that ends in
             `.safetensors` and holds all three.
-        arguments: What the host library's model was created with. Usually they can be read off the model; where they
-            cannot, an error asks for them.
+        arguments: What the host library's model was created with, as far as it cannot be read off the model; an error
+            asks for it where it is needed.
 
     Raises:
         PmvitError: If the model cannot be described so that it can be built again.
     """
     path = Path(path)
+    check_output(path)
     compression = compression_of(model)
-    original = decompress(copy.deepcopy(model)) if compression is not None else model
+    original = copy.deepcopy(model).cpu()
+    if compression is not None:
+        decompress(original)
     adapter = adapter_for(original)
+    description = adapter.describe(original, arguments)
+    _check_description(adapter, original, description)
+    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    plan_text = compression.plan.to_json() if compression is not None else None
     config = {
         "format": FORMAT,
         "version": VERSION,
         "pmvit": _pmvit_version(),
         "family": adapter.family,
-        "model": adapter.describe(original, arguments),
+        "model": description,
         "learn": compression.learn if compression is not None else None,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
-    plan_text = compression.plan.to_json() if compression is not None else None
-    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    config["sha256"] = _checksums(config, plan_text, tensors)
+    config_text = json.dumps(config, indent=1) + "\n"
     if path.suffix == ".safetensors":
-        metadata = {"pmvit.config": json.dumps(config)}
-        if plan_text is not None:
-            metadata["pmvit.plan"] = plan_text
+        metadata = {CONFIG_FILE: config_text} | ({PLAN_FILE: plan_text} if plan_text is not None else {})
         write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
         return
-    _save_folder(path, tensors, plan_text, config)
-
-
-def _save_folder(folder: Path, tensors: dict[str, Tensor], plan_text: str | None, config: dict[str, Any]) -> None:
-    """Write the parts, `config.json` last: with its checksums it vouches for the others."""
-    if folder.exists() and not folder.is_dir():
-        raise PmvitError(f"expected a folder or a new name to save to, got the file {folder}")
-    write_atomically(folder / MODEL_FILE, lambda temporary: save_file(tensors, temporary))
-    config["sha256"] = {MODEL_FILE: _sha256(folder / MODEL_FILE)}
+    write_atomically(path / MODEL_FILE, lambda temporary: save_file(tensors, temporary))
     if plan_text is not None:
-        write_text(folder / PLAN_FILE, plan_text)
-        config["sha256"][PLAN_FILE] = _sha256(folder / PLAN_FILE)
-    else:
-        (folder / PLAN_FILE).unlink(missing_ok=True)
-    write_text(folder / CONFIG_FILE, json.dumps(config, indent=1) + "\n")
+        write_text(path / PLAN_FILE, plan_text)
+    write_text(path / CONFIG_FILE, config_text)  # last: with its checksums it vouches for the others
+
+
+def check_output(path: Path) -> None:
+    """Raise `PmvitError` if a model cannot be saved there."""
+    if path.suffix == ".safetensors" and path.is_dir():
+        raise PmvitError(f"expected the name of a file, got the folder {path}")
+    if path.suffix != ".safetensors" and path.exists() and not path.is_dir():
+        raise PmvitError(f"expected a folder, a new name or a name in .safetensors to save to, got the file {path}")
+
+
+def _check_description(adapter: Adapter, original: nn.Module, description: dict[str, Any]) -> None:
+    """Build the model from its description and see that it gives the same output; both are left in float32."""
+    rebuilt = adapter.build(description)
+    rebuilt.load_state_dict(original.state_dict())
+    image = torch.randn(1, *adapter.input_size(original), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected, got = (model.float().eval()(image) for model in (original, rebuilt))
+    if not torch.allclose(got, expected, rtol=1e-4, atol=1e-4):
+        raise PmvitError(
+            f"{description['architecture']} with {description['arguments']} has the right weights but gives another "
+            "output than this model: pass `arguments=` with what else it was created with"
+        )
+
+
+def _checksums(config: dict[str, Any], plan_text: str | None, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """SHA-256 of each part, by the name of its file."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    rest = json.dumps({key: value for key, value in config.items() if key != "sha256"}, sort_keys=True)
+    result = {MODEL_FILE: digest.hexdigest(), CONFIG_FILE: hashlib.sha256(rest.encode()).hexdigest()}
+    if plan_text is not None:
+        result[PLAN_FILE] = hashlib.sha256(plan_text.encode()).hexdigest()
+    return result
 
 
 def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
@@ -176,54 +211,52 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     """
     path = Path(path)
     if path.is_dir():
-        config_text, plan_text, weights = _open_folder(path)
+        config, plan_text, tensors = _open_folder(path)
     elif path.is_file():
-        config_text, plan_text, weights = _open_file(path)
+        config, plan_text, tensors = _open_file(path)
     else:
         raise PmvitError(f"expected a folder or a .safetensors file written by pmvit at {path}; there is none")
-    config = parse_document(config_text, FORMAT, VERSION, where=f"{path}: config")
-    names = ("format", "version", "pmvit", "family", "model", "learn", "dtype")
-    check_fields(config, names, f"{path}: config", optional=("sha256",))
-    dtype = getattr(torch, str(config["dtype"]), None)
-    if not isinstance(dtype, torch.dtype):
-        raise PmvitError(f"{path}: config: expected the name of a dtype, got {config['dtype']!r}")
-    adapter = adapter_of_family(config["family"])
-    where = f"{path}: config, model"
-    model = adapter.build(check_fields(config["model"], ("architecture", "arguments", "data"), where)).to(dtype)
+    for name, checksum in _checksums(config, plan_text, tensors).items():
+        if config["sha256"].get(name) != checksum:
+            raise PmvitError(
+                f"{path}: {name} is not what was saved (its SHA-256 differs): it was changed. Save the model again; to "
+                "use an edited plan, load it with Plan.load and compress the original"
+            )
+    model = adapter_of_family(config["family"]).build(config["model"]).to(getattr(torch, config["dtype"]))
     if plan_text is not None:
         model = compress(model, Plan.from_json(plan_text, f"{path}: plan"), learn=config["learn"], inplace=True)
-    load_tensors(model, read_tensors(weights), str(weights))
+    load_tensors(model, tensors, str(path), assign=True)
     return model.to(device).eval()
 
 
-def _open_folder(folder: Path) -> tuple[str, str | None, Path]:
-    """The texts of a folder's configuration and plan, and its weights, after a look at the checksums."""
+def _parse_config(text: str, where: str) -> dict[str, Any]:
+    config = parse_document(text, FORMAT, VERSION, where)
+    check_fields(config, ("format", "version", "pmvit", "family", "model", "learn", "dtype", "sha256"), where)
+    check_fields(config["sha256"], (MODEL_FILE, CONFIG_FILE), f"{where}: sha256", optional=(PLAN_FILE,))
+    return config
+
+
+def _open_folder(folder: Path) -> tuple[dict[str, Any], str | None, dict[str, Tensor]]:
+    """Configuration, plan and tensors of a folder."""
     try:
-        config_text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
+        config = _parse_config((folder / CONFIG_FILE).read_text(encoding="utf-8"), str(folder / CONFIG_FILE))
     except FileNotFoundError:
         raise PmvitError(f"expected a model saved by pmvit in {folder}, which has no {CONFIG_FILE}") from None
     except UnicodeDecodeError:
         raise PmvitError(f"expected text in {folder / CONFIG_FILE}, got something else: save the model again") from None
-    config = parse_document(config_text, FORMAT, VERSION, where=str(folder / CONFIG_FILE))
-    checksums = check_fields(config.get("sha256"), (MODEL_FILE,), f"{folder}: config, sha256", optional=(PLAN_FILE,))
-    for name, expected in checksums.items():
-        if not (folder / name).is_file():
+    for name in (MODEL_FILE, PLAN_FILE):
+        if name in config["sha256"] and not (folder / name).is_file():
             raise PmvitError(f"expected {name} in {folder}; it is missing: save the model again")
-        if _sha256(folder / name) != expected:
-            raise PmvitError(
-                f"{folder / name} is not the file that was saved with this configuration (its SHA-256 differs): "
-                "it was cut short or changed. Save the model again; to use an edited plan, load it with Plan.load "
-                "and compress the original"
-            )
-    plan_text = (folder / PLAN_FILE).read_text(encoding="utf-8") if PLAN_FILE in checksums else None
-    return config_text, plan_text, folder / MODEL_FILE
+    plan_text = (folder / PLAN_FILE).read_text(encoding="utf-8") if PLAN_FILE in config["sha256"] else None
+    return config, plan_text, read_tensors(folder / MODEL_FILE)
 
 
-def _open_file(path: Path) -> tuple[str, str | None, Path]:
+def _open_file(path: Path) -> tuple[dict[str, Any], str | None, dict[str, Tensor]]:
+    """Configuration, plan and tensors of a single file."""
     metadata = read_metadata(path)
-    if "pmvit.config" not in metadata:
+    if CONFIG_FILE not in metadata:
         raise PmvitError(f"{path} holds weights but no pmvit model: load it as the weights of an architecture instead")
-    return metadata["pmvit.config"], metadata.get("pmvit.plan"), path
+    return _parse_config(metadata[CONFIG_FILE], f"{path}: config"), metadata.get(PLAN_FILE), read_tensors(path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -245,10 +278,10 @@ def _opened(path: Path) -> Any:
         raise PmvitError(f"expected a whole safetensors file at {path}; it cannot be read ({error})") from None
 
 
-def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
-    """Give a model its weights; every name and shape has to fit."""
+def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, assign: bool = False) -> None:
+    """Give a model its weights; every name and shape has to fit. With `assign` each keeps the type it was saved in."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    for name in _in_order(expected, tensors):
+    for name in {**expected, **tensors}:
         if name not in tensors:
             raise PmvitError(f"{where}: expected a tensor {name!r} of shape {expected[name]}; there is none")
         if name not in expected:
@@ -256,19 +289,7 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str) -> No
         if tuple(tensors[name].shape) != expected[name]:
             shape = tuple(tensors[name].shape)
             raise PmvitError(f"{where}: expected {name!r} of shape {expected[name]}, got {shape}")
-    model.load_state_dict(tensors)
-
-
-def _in_order(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
-    yield from dict.fromkeys([*first, *second])
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    model.load_state_dict(tensors, assign=assign)
 
 
 def _pmvit_version() -> str:

@@ -46,16 +46,18 @@ class BlockCost:
     Attributes:
         linear: What grows with the tokens (projections, MLP), for all tokens of the image.
         quadratic: What grows with their square (attention), for all tokens of the image.
+        constant: What is the same for any number of tokens (the network behind a position bias).
         width: Numbers a token.
     """
 
     linear: int
     quadratic: int
+    constant: int
     width: int
 
     def macs(self, share: float) -> float:
         """The block alone, run on this share of its tokens."""
-        return self.linear * share + self.quadratic * share**2
+        return self.constant + self.linear * share + self.quadratic * share**2
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,21 @@ def model_cost(model: nn.Module) -> ModelCost:
     counts = _count(model).get_flop_counts()
     root = type(model).__name__
     blocks = []
-    for name in adapter_for(model).block_names(model):
+    adapter = adapter_for(model)
+    for name in adapter.block_names(model):
+        block = model.get_submodule(name)
         by_operator = counts[f"{root}.{name}"]
         quadratic = sum(n for operator, n in by_operator.items() if operator in _ATTENTION) // 2
-        width = _width(model.get_submodule(name))
-        blocks.append(BlockCost(sum(by_operator.values()) // 2 - quadratic, quadratic, width))
-    outside = sum(counts["Global"].values()) // 2 - sum(block.linear + block.quadratic for block in blocks)
+        apart = [counts.get(f"{root}.{name}.{part}", {}) for part in adapter.parts_without_tokens(block)]
+        constant = sum(sum(part.values()) for part in apart) // 2
+        linear = sum(by_operator.values()) // 2 - quadratic - constant
+        blocks.append(BlockCost(linear, quadratic, constant, _width(block)))
+    outside = sum(counts["Global"].values()) // 2 - sum(int(block.macs(1.0)) for block in blocks)
     return ModelCost(outside, tuple(blocks))
 
 
 def _width(block: nn.Module) -> int:
-    """Numbers a token: what the block's first normalisation or projection takes."""
+    """Numbers a token: what the block's first projection takes."""
     for module in block.modules():
         if isinstance(module, nn.Linear):
             return module.in_features

@@ -11,6 +11,7 @@ from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
 from pmvit.evaluation import evaluate
 from pmvit.files import write_atomically
 from pmvit.planning import plan
+from pmvit.planning.drawing import table
 from pmvit.report.pictures import plan_picture
 from pmvit.runtime.timing import compare, speedup
 from pmvit.scoring import score
@@ -26,7 +27,8 @@ def run(output: Path, console: Console) -> None:
     scores = score(model, demo_loader("train"))
     chosen = plan(scores, keep=KEEP, prune=PRUNE)
     small = compress(model, chosen)
-    console.print(str(chosen), highlight=False)
+    console.print(table(chosen))
+    console.print(chosen.draw(console.width))
 
     before = evaluate(model, test)
     after = evaluate(small, test, reference=model)
@@ -38,15 +40,15 @@ def run(output: Path, console: Console) -> None:
     picture = plan_picture(test_images.float() / 255, chosen)
     write_atomically(output / "blocks.png", lambda temporary: picture.save(temporary, format="PNG"))
 
-    table = Table(title=f"Fashion-MNIST, {after.images} test images, no fine-tuning", pad_edge=False)
+    summary = Table(title=f"Fashion-MNIST, {after.images} test images, no fine-tuning", pad_edge=False)
     for name in ("", "original", "compressed"):
-        table.add_column(name, justify="right" if name else "left")
-    table.add_row("top-1", f"{before.top1:.1%}", f"{after.top1:.1%}")
-    table.add_row("agreement with the original", "", f"{after.agreement:.1%}")
+        summary.add_column(name, justify="right" if name else "left")
+    summary.add_row("top-1", f"{before.top1:.1%}", f"{after.top1:.1%}")
+    summary.add_row("agreement with the original", "", f"{after.agreement:.1%}")
     costs = flops(model), flops(small)
-    table.add_row("GFLOPs (MACs)", *(f"{cost.gflops:.3f}" for cost in costs))
-    table.add_row("speed, batch of 64, eager", "1.00x", str(ratio))
-    console.print(table)
+    summary.add_row("GFLOPs (MACs)", *(f"{cost.gflops:.3f}" for cost in costs))
+    summary.add_row("speed, batch of 64, eager", "1.00x", str(ratio))
+    console.print(summary)
     name = CLASSES[int(test_labels[0])]
-    console.print(f"what each block keeps of a test image ({name}): {output / 'blocks.png'}", highlight=False)
-    console.print(f"the compressed model: {output}", highlight=False)
+    console.print(f"what each block keeps of a test image ({name}): {output / 'blocks.png'}")
+    console.print(f"the compressed model: {output}")

@@ -109,6 +109,22 @@ def test_steps_one_by_one_give_the_same(compressed: Path, images: Path, tmp_path
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (compressed / "model.safetensors").read_bytes()
 
 
+def test_a_single_file_and_foreign_classes(images: Path, tmp_path: Path) -> None:
+    """Scores without labels do not care how many class folders there are."""
+    few = tmp_path / "images" / "only"
+    few.mkdir(parents=True)
+    for path in sorted(images.rglob("*.png"))[:8]:
+        (few / path.name).write_bytes(path.read_bytes())
+    model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS, "--model-arg", "act_layer=gelu")
+    options = ("--data", tmp_path / "images", "--keep", 0.6, "-o", tmp_path / "small.safetensors")
+    with_labels = pmvit_command("compress", *model, *options)
+    assert "expected 10 class folders" in with_labels.stderr
+    result = pmvit_command("compress", *model, *options, "--loss", "predicted")
+    assert result.returncode == 0, result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"images", "small.safetensors", "small.scores.json"}
+    assert pmvit.load(tmp_path / "small.safetensors").num_classes == 10
+
+
 def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
     scores = compressed / "scores.json"
     result = pmvit_command("plan", scores, "--paper", "--keep", 0.6, "--grouping", "segment", "-o", tmp_path / "p.json")
@@ -132,6 +148,15 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         (
             ("compress", "{out}", "--plan", "p", "--keep", "0.5", "-o", "y"),
             "--plan says what to keep already; got keep",
+        ),
+        (("info", "[/nothing]"), "written by pmvit at [/nothing]; there is none"),
+        (
+            ("compress", "{out}", "--scores", "s", "--loss", "entropy", "--keep", "0.5", "-o", "y"),
+            "loss: nothing is scored",
+        ),
+        (
+            ("compress", "{out}", "--data", "x", "--keep", "0.5", "-o", "{out}/plan.json"),
+            "expected a folder, a new name",
         ),
         (("plan", "{out}/config.json", "--keep", "0.5", "-o", "y"), "is it another file"),
     ],
@@ -159,18 +184,18 @@ def test_an_interrupted_compression_goes_on(images: Path, tmp_path: Path, sent: 
     often = "import pmvit.scoring.run as r, pmvit.cli; r.SECONDS_BETWEEN_CHECKPOINTS = 0; pmvit.cli.main()"
     process = subprocess.Popen([sys.executable, "-c", often, *map(str, command)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (output / "scores.partial").exists() and time.monotonic() < deadline:
+    while not (output / "scores.json.partial").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(sent)
     stopped = process.communicate(timeout=60)[1]
     assert process.returncode == code, stopped
     if sent == signal.SIGINT:
         assert "the same command goes on from the last batch" in stopped
-    done = pmvit.Scores.load(output / "scores.partial", "pmvit-partial-scores").iterations
+    done = pmvit.Scores.load(output / "scores.json.partial", "pmvit-partial-scores").iterations
     assert 0 < done < 120
     result = pmvit_command(*command)
     assert result.returncode == 0, result.stderr
-    assert not (output / "scores.partial").exists()
+    assert not (output / "scores.json.partial").exists()
     resumed = pmvit.Scores.load(output / "scores.json")
     assert resumed.iterations == 120
     unbroken = [*command[1 : command.index("--keep")], "--batch-size", 1, "--workers", 0, "-o", tmp_path / "s"]

@@ -12,6 +12,7 @@ from torch import nn
 import pmvit
 from pmvit.compress import compression_of
 from pmvit.loading import create_model, read_weights
+from pmvit.models import TimmViT
 from pmvit.prune_merge import PruneMerge
 from tests.conftest import small_vit
 
@@ -111,12 +112,17 @@ def test_arguments_are_read_off_or_asked_for(tmp_path: Path, plan: pmvit.Plan) -
     with torch.inference_mode():
         assert torch.equal(pmvit.load(tmp_path / "plain")(image), plain(image))
     odd = pmvit.compress(small_vit(reg_tokens=4), plan)
-    with pytest.raises(pmvit.PmvitError, match="pass `arguments=` with all that it was created with"):
+    with pytest.raises(pmvit.PmvitError, match="pass `arguments=` with what else it was created with"):
         pmvit.save(odd, tmp_path / "odd")
     assert not (tmp_path / "odd").exists()
-    given = {"img_size": 96, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 7, "reg_tokens": 4}
-    pmvit.save(odd, tmp_path / "odd", arguments=given)
+    pmvit.save(odd, tmp_path / "odd", arguments={"reg_tokens": 4})
     assert torch.equal(logits(pmvit.load(tmp_path / "odd")), logits(odd))
+    same_shapes = pmvit.compress(small_vit(act_layer="relu"), plan)
+    with pytest.raises(pmvit.PmvitError, match="gives another output than this model"):
+        pmvit.save(same_shapes, tmp_path / "relu")
+    assert not (tmp_path / "relu").exists()
+    pmvit.save(same_shapes, tmp_path / "relu", arguments={"act_layer": "relu"})
+    assert torch.equal(logits(pmvit.load(tmp_path / "relu")), logits(same_shapes))
 
 
 def test_a_model_made_by_hand_cannot_be_saved(tmp_path: Path, plan: pmvit.Plan) -> None:
@@ -137,9 +143,14 @@ def test_original_models_and_half_precision_are_saved_too(small_model: nn.Module
     pmvit.save(small_model, tmp_path / "original")
     assert torch.equal(logits(pmvit.load(tmp_path / "original")), logits(small_model))
     plan = pmvit.plan(pmvit.score(small_model, [], scorer="random"), keep=0.5)
-    half = pmvit.compress(small_model.half(), plan)
-    pmvit.save(half, tmp_path / "half")
-    assert all(p.dtype == torch.float16 for p in pmvit.load(tmp_path / "half").parameters())
+    half = small_model.half()
+    half.norm.float()  # as mixed-precision models have it
+    small = pmvit.compress(half, plan)
+    pmvit.save(small, tmp_path / "half")
+    loaded = pmvit.load(tmp_path / "half")
+    for got, expected in zip(loaded.parameters(), small.parameters(), strict=True):
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
 
 
 def saved_folder(model: nn.Module, plan: pmvit.Plan, folder: Path) -> Path:
@@ -158,13 +169,22 @@ def test_nothing_but_the_three_files_is_left(small_model: nn.Module, plan: pmvit
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("model.safetensors", lambda data: data[:-1000], "cut short or changed"),
-        ("model.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1]), "cut short or changed"),
-        ("plan.json", lambda data: data.replace(b'"reconstruct": "residual"', b'"reconstruct": "pinv"'), "changed"),
+        ("model.safetensors", lambda data: data[:-1000], "expected a whole safetensors file"),
+        (
+            "model.safetensors",
+            lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+            "model.safetensors is not what was saved",
+        ),
+        (
+            "plan.json",
+            lambda data: data.replace(b'"reconstruct": "residual"', b'"reconstruct": "pinv"'),
+            "plan.json is not what",
+        ),
+        ("config.json", lambda data: data.replace(b'"crop_pct": 0.9', b'"crop_pct": 0.8'), "config.json is not what"),
         ("config.json", lambda data: data[:50], "breaks off or is malformed"),
         ("config.json", lambda data: data.replace(b'"version": 1', b'"version": 9'), "expected version 1"),
         ("config.json", lambda data: data.replace(b'"learn"', b'"teach"'), "the field 'learn' is missing"),
-        ("config.json", lambda data: data.replace(b"timm plain ViT", b"other"), "expected one of the families"),
+        ("config.json", lambda data: data.replace(b"timm plain ViT", b"other"), "config.json is not what was saved"),
         ("config.json", lambda data: b"\xff\xfe\x00", "expected text"),
         ("config.json", None, "has no config.json"),
         ("model.safetensors", None, "it is missing"),
@@ -180,6 +200,41 @@ def test_damaged_folders_are_refused(
         (folder / name).write_bytes(damage((folder / name).read_bytes()))
     with pytest.raises(pmvit.PmvitError, match=message):
         pmvit.load(folder)
+
+
+def test_a_single_file_that_was_changed_is_refused(small_model: nn.Module, plan: pmvit.Plan, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    pmvit.save(pmvit.compress(small_model, plan), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(pmvit.PmvitError, match="is not what was saved"):
+        pmvit.load(path)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"architecture": "resnet_nope"}, "expected one of timm's architectures"),
+        ({"architecture": "hf-hub:somebody/something"}, "expected one of timm's architectures"),
+        ({"arguments": "depth"}, "expected arguments that describe"),
+        ({"arguments": {"checkpoint_path": "evil.pth"}}, "expected arguments that describe"),
+        ({"arguments": {"colour": "blue"}}, "timm cannot make vit_tiny_patch16_224"),
+        ({"data": {}}, "the field 'crop_mode' is missing"),
+    ],
+)
+def test_descriptions_are_checked_before_they_are_built(description: dict[str, object], message: str) -> None:
+    data = {
+        "input_size": [3, 9, 9],
+        "interpolation": "bicubic",
+        "mean": [0],
+        "std": [1],
+        "crop_pct": 1,
+        "crop_mode": "center",
+    }
+    whole = {"architecture": "vit_tiny_patch16_224", "arguments": {"depth": 1}, "data": data}
+    assert TimmViT().build(whole).embed_dim == 192
+    with pytest.raises(pmvit.PmvitError, match=message):
+        TimmViT().build({**whole, **description})
 
 
 def test_foreign_files_are_refused(small_model: nn.Module, tmp_path: Path) -> None:

@@ -64,11 +64,17 @@ def test_cells_of_the_paper_that_its_own_formula_does_not_give(name: str, keep: 
 
 @pytest.mark.parametrize("options", [{}, {"prune": 0.0}, {"reconstruct": "pinv"}, {"skip": (1,)}])
 def test_planning_predicts_what_is_counted(options: dict[str, object]) -> None:
-    model = small_vit(reg_tokens=3)
-    scores = pmvit.score(model, [], scorer="random")
-    made = pmvit.plan(scores, keep=0.5, **options)
-    assert pmvit.flops(pmvit.compress(model, made)).macs == predicted_macs(scores, made)
-    assert pmvit.flops(model).macs == scores.cost.macs
+    relpos = {"class_token": True, "rel_pos_type": "mlp"}
+    for model in (
+        small_vit(reg_tokens=3),
+        small_vit("vit_relpos_small_patch16_224", **relpos),
+        small_vit("beit_base_patch16_224"),
+        small_vit("eva02_tiny_patch14_224", img_size=84),
+    ):
+        scores = pmvit.score(model, [], scorer="random")
+        made = pmvit.plan(scores, keep=0.5, **options)
+        assert pmvit.flops(pmvit.compress(model, made)).macs == predicted_macs(scores, made)
+        assert pmvit.flops(model).macs == scores.cost.macs
 
 
 def test_dense_matrices_cost_what_they_cost(small_model: nn.Module) -> None:

@@ -52,6 +52,17 @@ def test_folders_that_are_a_part_of_the_classes(tmp_path: Path) -> None:
         find_images(tmp_path / "names", 10)
 
 
+def test_links_are_followed_and_mixtures_refused(tmp_path: Path) -> None:
+    write_images(tmp_path / "store", "a/0.png", "b/0.png")
+    (tmp_path / "linked").mkdir()
+    for name in "ab":
+        (tmp_path / "linked" / name).symlink_to(tmp_path / "store" / name)
+    assert labels_of(tmp_path / "linked", 2) == [0, 1]
+    write_images(tmp_path / "store", "stray.png")
+    with pytest.raises(pmvit.PmvitError, match=r"got both \(stray.png lies outside\)"):
+        find_images(tmp_path / "store", 2)
+
+
 def test_images_alone_have_no_labels(tmp_path: Path) -> None:
     write_images(tmp_path, "b.png", "a.png")
     (batch,) = image_folder(tmp_path, CONFIG, workers=0)

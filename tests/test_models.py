@@ -152,9 +152,8 @@ def test_the_example_of_the_error_message_works() -> None:
         assert pmvit.flops(small).macs < pmvit.flops(model).macs
         with pytest.raises(pmvit.PmvitError, match="has no `describe`: add that method"):
             pmvit.save(small, "nowhere")
-        biased = pmvit.compress(model, pmvit.plan(scores, keep=0.5, attention_bias=True))
         with pytest.raises(pmvit.PmvitError, match="make the plan with attention_bias=False"):
-            biased(images)
+            pmvit.compress(model, pmvit.plan(scores, keep=0.5, attention_bias=True))
     finally:
         adapters._adapters[:] = before
 

@@ -22,7 +22,7 @@ from pmvit.prune_merge import (
 
 
 def random_groups(num_tokens: int, num_groups: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups of random size, some tokens pruned; their first members as centres; weights of both signs."""
+    """Groups of random size, some tokens pruned; their first members as centres; random weights."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(num_tokens, generator=generator)
     groups = torch.full((num_tokens,), PRUNED)

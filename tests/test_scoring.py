@@ -76,6 +76,8 @@ def test_every_scorer_is_its_formula(name: str, arguments: dict[str, object], sc
     if "class" in scorer and adapter_for(model).layout(model).num_prefix == 0:
         with pytest.raises(pmvit.PmvitError, match="needs a class token"):
             pmvit.score(model, [], scorer=scorer)
+        with pytest.raises(pmvit.PmvitError, match="needs a class token"):
+            pmvit.score(small_vit(class_token=False, reg_tokens=2, global_pool="avg"), [], scorer=scorer)
         return
     images = torch.randn(3, *adapter_for(model).input_size(model), dtype=torch.float64)
     labels = torch.tensor([0, 3, 6])
@@ -139,14 +141,12 @@ def test_an_interrupted_run_goes_on(small_model: nn.Module, small_batches: Batch
     with pytest.raises(KeyboardInterrupt):
         pmvit.score(small_model, interrupted(), checkpoint=partial, progress=False)
     assert pmvit.Scores.load(partial, PARTIAL_FORMAT).iterations == 2
-    seen = []
 
-    def watched() -> Iterator[tuple[Tensor, Tensor]]:
-        for number, batch in enumerate(small_batches):
-            seen.append(number)
-            yield batch
+    def changed_where_done() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from [(torch.zeros_like(images), labels) for images, labels in small_batches[:2]]
+        yield small_batches[2]
 
-    resumed = pmvit.score(small_model, watched(), checkpoint=partial, progress=False)
+    resumed = pmvit.score(small_model, changed_where_done(), checkpoint=partial, progress=False)
     assert torch.equal(resumed.values, pmvit.score(small_model, small_batches, progress=False).values)
     assert resumed.iterations == 3
 
@@ -154,9 +154,11 @@ def test_an_interrupted_run_goes_on(small_model: nn.Module, small_batches: Batch
     with torch.no_grad():
         other.blocks[0].mlp.fc1.weight.add_(1)
     with pytest.raises(pmvit.PmvitError, match="partial scores of other weights"):
-        pmvit.score(other, small_batches, checkpoint=partial, progress=False)
+        pmvit.score(other, interrupted(), checkpoint=partial, progress=False)
     with pytest.raises(pmvit.PmvitError, match="partial scores of other configuration"):
-        pmvit.score(small_model, small_batches, scorer="grad", checkpoint=partial, progress=False)
+        pmvit.score(small_model, interrupted(), scorer="grad", checkpoint=partial, progress=False)
+    with pytest.raises(pmvit.PmvitError, match="partial scores of other data"):
+        pmvit.score(small_model, small_batches, checkpoint=partial, progress=False)
 
 
 def test_scores_survive_a_file(small_model: nn.Module, small_batches: Batches, tmp_path: Path) -> None:
@@ -172,6 +174,7 @@ def test_scores_survive_a_file(small_model: nn.Module, small_batches: Batches, t
         (text.replace('"version": 1', '"version": 7'), "expected version 1"),
         (text.replace('"grid": [6, 6]', '"grid": [6, 5]'), "expected scores for 3 blocks of 6 x 5 tokens"),
         (text.replace('"images"', '"pictures"'), "the field 'images' is missing"),
+        (text.replace('"values": [[', '"values": [[NaN, '), "malformed|finite"),
     ]:
         (tmp_path / "broken.json").write_text(broken)
         with pytest.raises(pmvit.PmvitError, match=message):

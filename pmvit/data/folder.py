@@ -1,5 +1,6 @@
 """Folders of images as loaders of `(images, labels)`: paths become loaders here and nowhere else."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,11 +48,17 @@ def find_images(folder: Path, num_classes: int | None = None) -> tuple[list[Path
     if not folder.is_dir():
         raise PmvitError(f"expected a folder of images at {folder}; there is none")
     extensions = set(get_img_extensions())
-    files = [path for path in folder.rglob("*") if path.suffix.lower() in extensions and path.is_file()]
+    found = (Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True) for name in names)
+    files = [path for path in found if path.suffix.lower() in extensions]
     files.sort(key=lambda path: natural_key(str(path.relative_to(folder))))
     if not files:
         raise PmvitError(f"expected images below {folder}, found none with the endings {', '.join(sorted(extensions))}")
-    if any(path.parent == folder for path in files):
+    outside = [path for path in files if path.parent == folder]
+    if outside and len(outside) < len(files):
+        raise PmvitError(
+            f"expected images in class folders or images alone in {folder}; got both ({outside[0].name} lies outside)"
+        )
+    if outside:
         return files, None
     names = sorted({path.relative_to(folder).parts[0] for path in files}, key=natural_key)
     index = _class_index(names, num_classes, folder)
@@ -99,12 +106,16 @@ class FolderLoader:
     """Batches of `(images, labels)`, or of images where the folder has no classes. Broken images are left out.
 
     Attributes:
+        name: Which images these are, in which batches.
         broken: What was left out so far.
     """
 
-    def __init__(self, dataset: ImageFolder, batch_size: int, workers: int, order: list[int], strict: bool) -> None:
+    def __init__(
+        self, dataset: ImageFolder, batch_size: int, workers: int, order: list[int], strict: bool, name: str
+    ) -> None:
         self.dataset = dataset
         self.strict = strict
+        self.name = name
         self.broken = Broken()
         self._loader = DataLoader(
             dataset, batch_size, sampler=order, num_workers=workers, collate_fn=list, persistent_workers=workers > 0
@@ -168,4 +179,5 @@ def image_folder(
     if shuffle:
         order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
     dataset = ImageFolder(files, labels, transform, mode="L" if channels == 1 else "RGB")
-    return FolderLoader(dataset, batch_size, workers, order, strict)
+    name = f"{len(files)} images of {Path(folder).resolve().name} in batches of {batch_size}, seed {seed}"
+    return FolderLoader(dataset, batch_size, workers, order, strict, name)

@@ -59,6 +59,7 @@ class Adapter:
     """
 
     family: str
+    takes_attention_bias: bool = False
 
     def matches(self, model: nn.Module) -> bool:
         """Whether this adapter serves the model."""
@@ -81,13 +82,19 @@ class Adapter:
         return []
 
     def narrow_arguments(self, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Reduce to the groups what a block is called with per token (rotary embedding, masks)."""
-        if wrapper.log_sizes is not None:
-            raise PmvitError(
-                f"attention_bias needs a block that takes an attention mask; the adapter for {self.family} names none: "
-                "make the plan with attention_bias=False"
-            )
+        """Reduce to the groups what a block is called with per token (rotary embedding, masks).
+
+        An adapter that `takes_attention_bias` also hands the block `wrapper.log_sizes`, if there are any.
+        """
         return arguments
+
+    def has_class_token(self, model: nn.Module) -> bool:
+        """Whether the first token is a class token."""
+        return self.layout(model).num_prefix > 0
+
+    def parts_without_tokens(self, block: nn.Module) -> list[str]:
+        """Paths of parts of a block whose cost does not depend on the tokens it runs on."""
+        return []
 
     def for_scoring(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Put the model in the state scoring needs (fused attention on, no recomputation) and back afterwards."""

@@ -14,10 +14,12 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
+from pmvit.files import check_fields
 from pmvit.models.adapter import Adapter, HostChange, TokenLayout, register, select_tokens
 from pmvit.prune_merge import PruneMerge
 
 Host = Any  # timm's models: nn.Modules whose attributes have no types
+FORBIDDEN_ARGUMENTS = {"pretrained", "pretrained_cfg", "checkpoint_path", "cache_dir"}  # they read other files
 DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
@@ -26,6 +28,7 @@ class TimmViT(Adapter):
     """All blocks of these models stand in `model.blocks` and take and return tokens of shape (batch, N, D)."""
 
     family = "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, ViT-RelPos)"
+    takes_attention_bias = True
     classes = (VisionTransformer, VisionTransformerRelPos, Beit, Eva)
     # What a block calls the additive bias on its attention scores.
     bias_arguments = ("attn_mask", "shared_rel_pos", "shared_rel_pos_bias")
@@ -73,6 +76,12 @@ class TimmViT(Adapter):
             narrowed[name] = _add_log_sizes(narrowed.get(name), wrapper.log_sizes)
         return narrowed
 
+    def has_class_token(self, model: Host) -> bool:
+        return getattr(model, "cls_token", None) is not None
+
+    def parts_without_tokens(self, block: Host) -> list[str]:
+        return ["attn.rel_pos.mlp"]  # the network behind ViT-RelPos' bias, where a block has one
+
     @contextmanager
     def for_scoring(self, model: Host) -> Iterator[None]:
         fused = {module: module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")}
@@ -94,10 +103,10 @@ class TimmViT(Adapter):
                 f"expected a model made by timm.create_model, which can make it again; got a {type(model).__name__} "
                 "made by hand"
             )
-        if arguments is None:
-            with torch.device("meta"):
-                default = _traits(timm.create_model(architecture))
-            arguments = {name: value for name, value in _traits(model).items() if value != default[name]}
+        with torch.device("meta"):
+            default = _traits(timm.create_model(architecture))
+        read_off = {name: value for name, value in _traits(model).items() if value != default[name]}
+        arguments = {**read_off, **(arguments or {})}
         description = {"architecture": architecture, "arguments": arguments, "data": self.data_config(model)}
         with torch.device("meta"):
             rebuilt = self.build(description)
@@ -106,13 +115,22 @@ class TimmViT(Adapter):
             differing = sorted(expected.items() ^ got.items())
             raise PmvitError(
                 f"timm.create_model({architecture!r}, **{arguments}) does not make this model again (first difference: "
-                f"{differing[0][0]}): pass `arguments=` with all that it was created with"
+                f"{differing[0][0]}): pass `arguments=` with what else it was created with"
             )
         return description
 
     def build(self, description: dict[str, Any]) -> Host:
-        model: Host = timm.create_model(description["architecture"], pretrained=False, **description["arguments"])
-        model.pretrained_cfg.update(description["data"])
+        check_fields(description, ("architecture", "arguments", "data"), "the description of the model")
+        architecture, arguments = description["architecture"], description["arguments"]
+        if not (isinstance(architecture, str) and timm.is_model(architecture)):
+            raise PmvitError(f"expected one of timm's architectures, got {architecture!r}: is timm too old for it?")
+        if not isinstance(arguments, dict) or FORBIDDEN_ARGUMENTS & set(arguments):
+            raise PmvitError(f"expected arguments that describe the architecture, got {arguments!r}")
+        try:
+            model: Host = timm.create_model(architecture, pretrained=False, **arguments)
+            model.pretrained_cfg.update(check_fields(description["data"], DATA_KEYS, "the model's data configuration"))
+        except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+            raise PmvitError(f"timm cannot make {architecture} with {arguments} ({error})") from None
         return model
 
     def data_config(self, model: Host) -> dict[str, Any]:

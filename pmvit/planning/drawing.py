@@ -1,6 +1,7 @@
 """Plans as text: a table, and one small grid a block."""
 
 import io
+import shutil
 
 from rich import box
 from rich.console import Console
@@ -40,7 +41,8 @@ def describe(plan: Plan) -> str:
         highlight=False,
     )
     console.print(table(plan))
-    drawing = draw(plan) if width <= WIDEST_GRID_TO_PRINT else "(the grid is wide: plan.draw() draws it)"
+    columns, _ = shutil.get_terminal_size((100, 24))
+    drawing = draw(plan, columns) if width <= WIDEST_GRID_TO_PRINT else "(the grid is wide: plan.draw() draws it)"
     return text.getvalue() + drawing
 
 

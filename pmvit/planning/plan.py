@@ -114,10 +114,6 @@ class Plan:
     def num_patches(self) -> int:
         return self.grid[0] * self.grid[1]
 
-    def tokens_per_block(self) -> list[int]:
-        """Patch tokens that run through each block."""
-        return [self.layers[i].num_kept if i in self.layers else self.num_patches for i in range(self.depth)]
-
     @property
     def keep(self) -> float:
         """Share of the patch tokens of the compressed blocks that are kept."""
@@ -212,12 +208,14 @@ def _from_document(document: dict[str, Any], where: str) -> Plan:
 
 def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:
     check_fields(data, ("groups", "pruned"), where)
+    _check_lists(data, ("groups", "pruned"), where)
     groups: list[int | None] = [None] * num_patches
     weights = [0.0] * num_patches
     centres = []
     for number, group in enumerate(data["groups"]):
         here = f"{where}, group {number}"
         check_fields(group, ("centre", "members", "weights"), here)
+        _check_lists(group, ("members", "weights"), here)
         if len(group["members"]) != len(group["weights"]):
             raise PmvitError(f"{here}: {len(group['members'])} members but {len(group['weights'])} weights")
         for token, weight in zip(group["members"], group["weights"], strict=True):
@@ -235,6 +233,12 @@ def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:
             f"(token {groups.index(None)} is in neither)"
         )
     return LayerPlan(tuple(assigned), tuple(centres), tuple(weights))
+
+
+def _check_lists(data: dict[str, Any], names: tuple[str, ...], where: str) -> None:
+    for name in names:
+        if not isinstance(data[name], list):
+            raise PmvitError(f"{where}: {name}: expected a list, got {type(data[name]).__name__}")
 
 
 def _claim(groups: list[int | None], token: Any, group: int, where: str) -> None:

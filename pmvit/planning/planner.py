@@ -1,5 +1,6 @@
 """From scores to a plan: Algorithms 1 and 2 of the paper, with every choice open."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -15,6 +16,8 @@ from pmvit.prune_merge import Reconstruct
 from pmvit.scoring import Scores
 
 BUDGETS = ("keep", "gflops", "flops_share", "speedup")
+DEFAULT_PRUNE = 0.1
+LEAST_DECAY_FACTOR = 0.1
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,16 @@ class PlanConfig:
 
     Attributes:
         keep: Share of the patch tokens that are kept (the paper's r).
-        prune: Share of the patch tokens that are pruned (the paper's PM-threshold tau); the rest are merged.
-        gflops: Billions of multiply-accumulates the compressed model may cost, merge and reconstruct included.
+        prune: Share of the patch tokens that are pruned (the paper's PM-threshold tau); the rest are merged. If not
+            given, 0.1 or what `keep` leaves.
+        gflops: Billions of multiply-accumulates the compressed model may cost, merge and reconstruct in group form
+            included.
         flops_share: The same as a share of the original model's.
         speedup: How many times faster than the original the model has to be, as `plan(measure=...)` finds it.
         scope: `global` ranks the tokens of all layers together (Algorithm 2), `local` those of each layer by itself.
         normalize_layers: Divide the scores of a layer by their L2 norm before they are ranked.
-        layer_decay: Multiply the scores of layer l by `1 - layer_decay * l` before they are ranked.
+        layer_decay: Multiply the scores of layer l by `1 - layer_decay * l`, but by no less than 0.1, before they are
+            ranked.
         grouping: What a medium token joins: the nearest kept token in the `grid`, the nearest in its `row` of the
             image, or the next one in the sequence (`segment`: Algorithm 1 to the letter).
         weights: Weights inside a group, from its scores s: `sum` s / sum s, `normalize` s / |s|, `max` s / max s,
@@ -41,7 +47,7 @@ class PlanConfig:
     """
 
     keep: float | None = None
-    prune: float = 0.1
+    prune: float | None = None
     gflops: float | None = None
     flops_share: float | None = None
     speedup: float | None = None
@@ -67,10 +73,21 @@ class PlanConfig:
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) != 1:
             raise PmvitError(f"expected one of {', '.join(BUDGETS)}; got {' and '.join(given) or 'none'}")
-        if self.keep is not None and not 0 < self.keep <= 1:
-            raise PmvitError(f"keep: expected a share above 0 and up to 1, got {self.keep}")
-        if not 0 <= self.prune < 1:
+        value = getattr(self, given[0])
+        if given[0] == "keep" and not 0 < value <= 1:
+            raise PmvitError(f"keep: expected a share above 0 and up to 1, got {value}")
+        if not (math.isfinite(value) and value > 0):
+            raise PmvitError(f"{given[0]}: expected a finite number above 0, got {value}")
+        if self.prune is not None and not 0 <= self.prune < 1:
             raise PmvitError(f"prune: expected a share from 0 to below 1, got {self.prune}")
+        if self.keep is not None and self.prune is not None and self.keep + self.prune > 1 + 1e-9:
+            raise PmvitError(
+                f"expected keep + prune to be at most 1, got {self.keep} + {self.prune}: lower one of them"
+            )
+
+    def pruned_share(self, keep: float) -> float:
+        """The share to prune beside this share of kept tokens."""
+        return min(DEFAULT_PRUNE if self.prune is None else self.prune, 1 - keep)
 
 
 # What the paper and its code do, where the defaults above do something else.
@@ -127,7 +144,7 @@ def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
     layers = compressed_layers(len(scores.values), config.skip)
     raw = scores.values[layers]
     ranked = comparable(raw, layers, config.normalize_layers, config.layer_decay)
-    pruned_share = min(config.prune, 1 - keep) if config.keep is None else config.prune
+    pruned_share = config.pruned_share(keep)
     if config.scope == "global":
         kept, pruned = partition(ranked, keep, pruned_share)
     else:
@@ -166,7 +183,8 @@ def comparable(values: Tensor, layers: Sequence[int], normalize: bool, decay: fl
     """Make the scores of different layers comparable: each row over its L2 norm, times `1 - decay * layer`."""
     if normalize:
         values = values / values.norm(dim=1, keepdim=True)
-    return values * (1 - decay * torch.tensor(layers, dtype=values.dtype))[:, None]
+    factors = 1 - decay * torch.tensor(layers, dtype=values.dtype)
+    return values * factors.clamp(min=LEAST_DECAY_FACTOR)[:, None]  # deep models would reach zero and turn around
 
 
 def partition(values: Tensor, keep: float, prune: float) -> tuple[Tensor, Tensor]:
@@ -175,8 +193,6 @@ def partition(values: Tensor, keep: float, prune: float) -> tuple[Tensor, Tensor
     The counts are exact. Equal scores are ranked by position, first layer and first token foremost. A layer that would
     keep nothing keeps its best token, in place of the weakest kept token of a layer that has more than one.
     """
-    if keep + prune > 1 + 1e-9:
-        raise PmvitError(f"expected keep + prune to be at most 1, got {keep} + {prune}: lower one of them")
     num_layers, num_tokens = values.shape
     order = torch.argsort(values.flatten(), descending=True, stable=True)
     num_kept = max(round(keep * values.numel()), num_layers)

@@ -53,9 +53,14 @@ def speedup(times: Mapping[str, list[float]], contender: str, baseline: str, res
 
 def compare(models: Mapping[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
     """Time the models on the same images, in turns."""
-    contenders = {name: partial(model, images) for name, model in models.items()}
+
+    def run(model: nn.Module) -> None:
+        model(images)
+        if images.device.type != "cpu":
+            torch.accelerator.synchronize()
+
     with torch.inference_mode():
-        return interleave(contenders, rounds)
+        return interleave({name: partial(run, model) for name, model in models.items()}, rounds)
 
 
 def speedup_meter(model: nn.Module, images: Tensor, rounds: int = 9) -> Callable[[Plan], float]:

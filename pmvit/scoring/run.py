@@ -85,7 +85,7 @@ def score(
         raise PmvitError("expected an uncompressed model to score; this one is compressed: score the original")
     adapter = adapter_for(model)
     layout = adapter.layout(model)
-    if "class_attn" in config.scorer and layout.num_prefix == 0:
+    if "class_attn" in config.scorer and not adapter.has_class_token(model):
         raise PmvitError(f"the scorer {config.scorer} needs a class token, and this model has none: use grad_attn")
     blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
     shape = (len(blocks), layout.num_patches)
@@ -98,6 +98,7 @@ def score(
         iterations=0,
         images=0,
         model=_fingerprint(model),
+        data=str(getattr(loader, "name", type(loader).__name__)),
     )
     if config.scorer == "random":
         generator = torch.Generator().manual_seed(config.seed)
@@ -117,7 +118,7 @@ def score(
     if sums.iterations == 0:
         raise PmvitError("expected at least one batch of images; the loader is empty")
     scores = replace(sums, values=sums.values / sums.iterations)
-    _check(scores.values)
+    _check_not_zero(scores.values)
     return scores
 
 
@@ -133,6 +134,7 @@ def _accumulate(
             images = images.to(device, non_blocking=True)
             labels = None if labels is None else labels.to(device, non_blocking=True)
             per_image = _score_batch(model, recorder, images, labels, sums.config)
+            _check_finite(per_image)
             if sums.config.abs_per_sample:
                 per_image = per_image.abs()
             total, count = _summed_over_processes(per_image.sum(1).double(), len(images))
@@ -171,6 +173,7 @@ def _resume(start: Scores, store: Path) -> Scores:
     sums = Scores.load(store, PARTIAL_FORMAT)
     for what, here, there in (
         ("weights", start.model, sums.model),
+        ("data", start.data, sums.data),
         ("configuration", replace(start.config, iterations=1), replace(sums.config, iterations=1)),
     ):
         if here != there:
@@ -180,12 +183,16 @@ def _resume(start: Scores, store: Path) -> Scores:
     return replace(sums, config=start.config)
 
 
-def _check(values: Tensor) -> None:
-    for layer, row in enumerate(values):
-        if not torch.isfinite(row).all():
+def _check_finite(values: Tensor) -> None:
+    for layer, rows in enumerate(values):
+        if not torch.isfinite(rows).all():
             raise PmvitError(
                 f"block {layer}: the scores are not finite: does the model give finite logits for these images?"
             )
+
+
+def _check_not_zero(values: Tensor) -> None:
+    for layer, row in enumerate(values):
         if not row.any():
             raise PmvitError(
                 f"block {layer}: all scores are zero, so its gradient vanishes: are the weights loaded, "

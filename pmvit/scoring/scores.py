@@ -61,6 +61,7 @@ class Scores:
         iterations: Batches that were used.
         images: Images that were used.
         model: Fingerprint of the scored weights.
+        data: What the images were read from.
     """
 
     values: Tensor
@@ -71,6 +72,7 @@ class Scores:
     iterations: int
     images: int
     model: str
+    data: str
 
     def save(self, path: str | Path, kind: str = FORMAT) -> None:
         """Write the scores as JSON."""
@@ -94,6 +96,8 @@ class Scores:
             height, width = document["grid"]
         except (TypeError, ValueError, KeyError) as error:
             raise PmvitError(f"{where}: the scores are malformed ({error}): score the model again") from None
+        if not torch.isfinite(values).all():
+            raise PmvitError(f"{where}: expected finite scores, got some that are not: score the model again")
         if values.shape != (len(cost.blocks), height * width):
             raise PmvitError(
                 f"{where}: expected scores for {len(cost.blocks)} blocks of {height} x {width} tokens, "
@@ -108,4 +112,5 @@ class Scores:
             iterations=document["iterations"],
             images=document["images"],
             model=document["model"],
+            data=document["data"],
         )
