@@ -102,6 +102,16 @@ def test_saved_models_come_back_to_the_last_bit(
     assert loaded.pretrained_cfg["input_size"] == [3, 96, 96]
 
 
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "vit_relpos_small_patch16_224", "deit3_small_patch16_224"])
+def test_position_biases_come_back_too(name: str, tmp_path: Path, plan: pmvit.Plan) -> None:
+    model = small_vit(name)
+    small = pmvit.compress(model, plan)
+    pmvit.save(small, tmp_path / "out")
+    loaded = pmvit.load(tmp_path / "out")
+    assert torch.equal(logits(loaded), logits(small))
+    assert torch.equal(logits(pmvit.decompress(loaded)), logits(model))
+
+
 def test_arguments_are_read_off_or_asked_for(tmp_path: Path, plan: pmvit.Plan) -> None:
     plain = pmvit.compress(small_vit(in_chans=1, num_heads=4, global_pool="avg"), plan)
     pmvit.save(plain, tmp_path / "plain")
