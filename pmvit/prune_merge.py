@@ -69,27 +69,27 @@ def dense_matrix(rows: SparseRows, weights: Tensor, width: int) -> Tensor:
     return matrix
 
 
-def segment_sum(tokens: Tensor, rows: SparseRows, weights: Tensor) -> Tensor:
-    """Multiply a sparse matrix with the (batch, tokens, width) tokens: one weighted sum a row, in one kernel."""
-    batch, count, width = tokens.shape
-    columns, offsets, weights = rows.columns, rows.offsets, weights.to(tokens.dtype)
-    if batch > 1:  # the images' tokens stand one after the other in one table
-        image = torch.arange(batch, device=tokens.device)[:, None]
-        columns = (columns + image * count).flatten()
-        offsets = (offsets + image * rows.columns.numel()).flatten()
-        weights = weights.repeat(batch)
-    table = tokens.reshape(batch * count, width)
-    sums = F.embedding_bag(columns, table, offsets, mode="sum", per_sample_weights=weights)
-    return sums.view(batch, -1, width)
+def repeat_rows(rows: SparseRows, batch: int, count: int) -> SparseRows:
+    """The rows for a batch whose images stand one after the other in one table, `count` tokens each."""
+    image = torch.arange(batch, device=rows.columns.device)[:, None]
+    columns = (rows.columns + image * count).flatten()
+    return SparseRows(columns, (rows.offsets + image * rows.columns.numel()).flatten())
+
+
+def segment_sum(table: Tensor, rows: SparseRows, weights: Tensor) -> Tensor:
+    """Multiply a sparse matrix with a (tokens, width) table: one weighted sum a row, in one kernel."""
+    return F.embedding_bag(rows.columns, table, rows.offsets, mode="sum", per_sample_weights=weights.to(table.dtype))
 
 
 def merge(tokens: Tensor, matrix: Tensor | SparseRows, weights: Tensor | None = None) -> Tensor:
-    """`M Z` (Eq. 4), with M dense or as sparse rows and their weights."""
+    """`M Z` (Eq. 4) for (batch, tokens, width) tokens, with M dense or as sparse rows and their weights."""
     if isinstance(matrix, Tensor):
         return torch.matmul(matrix.to(tokens.dtype), tokens)
     if weights is None:
         raise TypeError("sparse rows come with the weights of their entries; got none")
-    return segment_sum(tokens, matrix, weights)
+    batch, count, width = tokens.shape
+    rows = repeat_rows(matrix, batch, count)
+    return segment_sum(tokens.reshape(-1, width), rows, weights.repeat(batch)).view(batch, -1, width)
 
 
 reconstruct = merge  # `R Y` (Eq. 7): the same product, from m tokens back to N
@@ -157,6 +157,7 @@ class PruneMerge(nn.Module):
         self.reconstruct = reconstruct
         self.learn = learn
         self.narrow_arguments = narrow_arguments
+        self._repeated: dict[str, tuple[int, torch.device | None, SparseRows]] = {}
 
         prefix = torch.arange(num_prefix)
         all_groups = torch.cat([prefix, torch.where(groups == PRUNED, PRUNED, groups + num_prefix)])
@@ -226,19 +227,32 @@ class PruneMerge(nn.Module):
         merged = self._merge(tokens)
         output = self.block(merged, **arguments)
         if self.reconstruct == "pinv":
-            return self._reconstruct(output) + pruned_shortcut(tokens, self.token_mask)
-        return tokens + self._reconstruct(output - merged)
+            return self._reconstruct(output).add_(pruned_shortcut(tokens, self.token_mask))
+        return self._reconstruct(output - merged).add_(tokens)
 
     def _merge(self, tokens: Tensor) -> Tensor:
         if self.learn == "dense":
             prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
             return torch.cat([prefix, merge(patches, self.merge_weights)], dim=1)
-        weights = torch.cat([self.prefix_weights, self.merge_weights])
-        return merge(tokens, SparseRows(self.merge_columns, self.merge_offsets), weights)
+        rows = SparseRows(self.merge_columns, self.merge_offsets)
+        return self._product(tokens, "merge", rows, self.merge_weights)
 
     def _reconstruct(self, groups: Tensor) -> Tensor:
         if self.learn == "dense":
             prefix, patches = groups.tensor_split([self.num_prefix], dim=1)
             return torch.cat([prefix, reconstruct(patches, self.reconstruct_weights)], dim=1)
-        weights = torch.cat([self.prefix_weights, self.reconstruct_weights])
-        return reconstruct(groups, SparseRows(self.reconstruct_columns, self.reconstruct_offsets), weights)
+        rows = SparseRows(self.reconstruct_columns, self.reconstruct_offsets)
+        return self._product(groups, "reconstruct", rows, self.reconstruct_weights)
+
+    def _product(self, tokens: Tensor, name: str, rows: SparseRows, patch_weights: Tensor) -> Tensor:
+        """What `merge` computes, with the repeated rows of the last batch size kept: they cost as much as the sums."""
+        batch, count, width = tokens.shape
+        weights = torch.cat([self.prefix_weights, patch_weights])
+        if torch.compiler.is_compiling():
+            return merge(tokens, rows, weights)
+        size, device, repeated = self._repeated.get(name, (0, None, rows))
+        if (size, device) != (batch, tokens.device):
+            with torch.inference_mode(False):  # kept for later calls, which may be training
+                repeated = repeat_rows(rows, batch, count)
+            self._repeated[name] = (batch, tokens.device, repeated)
+        return segment_sum(tokens.reshape(-1, width), repeated, weights.repeat(batch)).view(batch, -1, width)
