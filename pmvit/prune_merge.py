@@ -157,7 +157,7 @@ class PruneMerge(nn.Module):
         self.reconstruct = reconstruct
         self.learn = learn
         self.narrow_arguments = narrow_arguments
-        self._repeated: dict[str, tuple[int, torch.device | None, SparseRows]] = {}
+        self._repeated: dict[str, tuple[tuple[object, ...], SparseRows, Tensor]] = {}
 
         prefix = torch.arange(num_prefix)
         all_groups = torch.cat([prefix, torch.where(groups == PRUNED, PRUNED, groups + num_prefix)])
@@ -245,14 +245,14 @@ class PruneMerge(nn.Module):
         return self._product(groups, "reconstruct", rows, self.reconstruct_weights)
 
     def _product(self, tokens: Tensor, name: str, rows: SparseRows, patch_weights: Tensor) -> Tensor:
-        """What `merge` computes, with the repeated rows of the last batch size kept: they cost as much as the sums."""
+        """What `merge` computes; in inference, rows and weights repeated for the last batch size are kept."""
         batch, count, width = tokens.shape
-        weights = torch.cat([self.prefix_weights, patch_weights])
-        if torch.compiler.is_compiling():
-            return merge(tokens, rows, weights)
-        size, device, repeated = self._repeated.get(name, (0, None, rows))
-        if (size, device) != (batch, tokens.device):
-            with torch.inference_mode(False):  # kept for later calls, which may be training
-                repeated = repeat_rows(rows, batch, count)
-            self._repeated[name] = (batch, tokens.device, repeated)
-        return segment_sum(tokens.reshape(-1, width), repeated, weights.repeat(batch)).view(batch, -1, width)
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or patch_weights.is_inference():
+            return merge(tokens, rows, torch.cat([self.prefix_weights, patch_weights]))
+        made_for = (batch, tokens.device, patch_weights.dtype, patch_weights.data_ptr(), patch_weights._version)
+        if self._repeated.get(name, (None,))[0] != made_for:
+            with torch.inference_mode(False):
+                weights = torch.cat([self.prefix_weights, patch_weights]).repeat(batch)
+                self._repeated[name] = (made_for, repeat_rows(rows, batch, count), weights)
+        _, repeated, weights = self._repeated[name]
+        return segment_sum(tokens.reshape(-1, width), repeated, weights).view(batch, -1, width)

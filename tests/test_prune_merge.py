@@ -164,3 +164,24 @@ def test_wrong_number_of_tokens_is_named() -> None:
     wrapper = PruneMerge(nn.Identity(), torch.tensor([0, 0]), torch.tensor([0]), torch.ones(2), num_prefix=1)
     with pytest.raises(ValueError, match=r"expected 3 tokens \(2 patches \+ 1 prefix\), got 5: was the plan made"):
         wrapper(torch.zeros(1, 5, 4))
+
+
+def test_what_is_kept_between_calls_follows_the_weights_and_the_batch() -> None:
+    groups, centres, weights = random_groups(20, 8, seed=3)
+    wrapper = PruneMerge(Toy(6), groups, centres, weights, num_prefix=1).double()
+    tokens = torch.randn(4, 21, 6, dtype=torch.float64)
+    with torch.inference_mode():
+        first = wrapper(tokens)
+        assert torch.allclose(wrapper(tokens[:2]), first[:2])
+        assert torch.allclose(wrapper(tokens[:1]), first[:1])
+    with torch.no_grad():
+        wrapper.merge_weights.mul_(2)
+        assert not torch.allclose(wrapper(tokens[:1]), first[:1])
+    assert torch.allclose(wrapper(tokens), wrapper.eval()(tokens))
+    trained = wrapper(tokens)  # with gradients, after inference mode
+    trained.sum().backward()
+    assert wrapper.merge_weights.grad is not None
+    with torch.inference_mode():
+        assert torch.allclose(wrapper(tokens), trained)
+        wrapper.merge_weights = nn.Parameter(wrapper.merge_weights.detach().clone() * 3)
+        assert not torch.allclose(wrapper(tokens), trained)
