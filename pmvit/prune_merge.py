@@ -251,7 +251,7 @@ class PruneMerge(nn.Module):
             return merge(tokens, rows, torch.cat([self.prefix_weights, patch_weights]))
         made_for = (batch, tokens.device, patch_weights.dtype, patch_weights.data_ptr(), patch_weights._version)
         if self._repeated.get(name, (None,))[0] != made_for:
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), torch.no_grad():
                 weights = torch.cat([self.prefix_weights, patch_weights]).repeat(batch)
                 self._repeated[name] = (made_for, repeat_rows(rows, batch, count), weights)
         _, repeated, weights = self._repeated[name]

@@ -174,6 +174,7 @@ def test_what_is_kept_between_calls_follows_the_weights_and_the_batch() -> None:
         first = wrapper(tokens)
         assert torch.allclose(wrapper(tokens[:2]), first[:2])
         assert torch.allclose(wrapper(tokens[:1]), first[:1])
+        assert torch.allclose(copy.deepcopy(wrapper)(tokens), first)
     with torch.no_grad():
         wrapper.merge_weights.mul_(2)
         assert not torch.allclose(wrapper(tokens[:1]), first[:1])

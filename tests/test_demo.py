@@ -1,0 +1,22 @@
+"""The demo, whole: what `make demo` runs."""
+
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+
+import pmvit
+from pmvit.demo import run
+
+
+def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(tmp_path: Path) -> None:
+    console = Console(record=True, width=100)
+    run(tmp_path / "out", console)
+    text = console.export_text()
+    for words in ("top-1", "agreement with the original", "GFLOPs (MACs)", "speed, batch of 64", "█ kept"):
+        assert words in text
+    small = pmvit.load(tmp_path / "out")
+    assert pmvit.flops(small).gflops < 0.18
+    assert Image.open(tmp_path / "out" / "blocks.png").width > 600
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"model.safetensors", "plan.json", "config.json", "blocks.png"}
