@@ -176,13 +176,23 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert pmvit_command("shrink").returncode == 2
 
 
+def listen_to_interrupts() -> None:
+    """A test run in the background ignores SIGINT and would hand that on to the command."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_an_interrupted_compression_goes_on(images: Path, tmp_path: Path, sent: signal.Signals, code: int) -> None:
     output = tmp_path / "out"
     command = ["compress", "vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS, "--data", images]
     command += ["--keep", 0.6, "--batch-size", 1, "--workers", 0, "-o", output]
     often = "import pmvit.scoring.run as r, pmvit.cli; r.SECONDS_BETWEEN_CHECKPOINTS = 0; pmvit.cli.main()"
-    process = subprocess.Popen([sys.executable, "-c", often, *map(str, command)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", often, *map(str, command)],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen_to_interrupts,
+    )
     deadline = time.monotonic() + 120
     while not (output / "scores.json.partial").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
