@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
     from pmvit.scoring import ScoreConfig, Scores, score
+    from pmvit.training import FinetuneConfig, Finetuned, finetune
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Evaluation",
+    "FinetuneConfig",
+    "Finetuned",
     "Flops",
     "LayerPlan",
     "Plan",
@@ -38,6 +41,7 @@ __all__ = [
     "compress",
     "decompress",
     "evaluate",
+    "finetune",
     "flops",
     "load",
     "plan",
@@ -52,6 +56,7 @@ _HOMES = {
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "prune_merge": ("PruneMerge",),
     "scoring": ("ScoreConfig", "Scores", "score"),
+    "training": ("FinetuneConfig", "Finetuned", "finetune"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -139,12 +139,7 @@ def save(model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None
     path = Path(path)
     check_output(path)
     compression = compression_of(model)
-    original = copy.deepcopy(model).cpu()
-    if compression is not None:
-        decompress(original)
-    adapter = adapter_for(original)
-    description = adapter.describe(original, arguments)
-    _check_description(adapter, original, description)
+    adapter, description = describe(model, arguments)
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     plan_text = compression.plan.to_json() if compression is not None else None
     config = {
@@ -166,6 +161,21 @@ def save(model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None
     if plan_text is not None:
         write_text(path / PLAN_FILE, plan_text)
     write_text(path / CONFIG_FILE, config_text)  # last: with its checksums it vouches for the others
+
+
+def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple[Adapter, dict[str, Any]]:
+    """The adapter of a model, compressed or not, and the description from which it builds the model again.
+
+    Raises:
+        PmvitError: If it cannot.
+    """
+    original = copy.deepcopy(model).cpu()
+    if compression_of(original) is not None:
+        decompress(original)
+    adapter = adapter_for(original)
+    description = adapter.describe(original, arguments)
+    _check_description(adapter, original, description)
+    return adapter, description
 
 
 def check_output(path: Path) -> None:

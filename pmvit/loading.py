@@ -41,7 +41,8 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
     Args:
         name: A folder or file that pmvit saved, one of timm's architectures, or `hf-hub:owner/name`.
         weights: A file with the weights; without it timm fetches its pretrained ones.
-        arguments: More arguments for `timm.create_model`. The number of classes is taken from the weights if not given.
+        arguments: More arguments for `timm.create_model`. The number of classes is taken from the weights if not given;
+            another number gives the model a new head, as in timm.
 
     Raises:
         PmvitError: If there is no such model, or the weights do not fit it.
@@ -51,8 +52,10 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
             raise PmvitError(f"{name} is a saved model and brings its weights and arguments; got others beside it")
         return load(name)
     tensors = read_weights(Path(weights)) if weights is not None else None
-    if tensors is not None and "num_classes" not in arguments and "head.weight" in tensors:
-        arguments["num_classes"] = tensors["head.weight"].shape[0]
+    new_head = False
+    if tensors is not None and "head.weight" in tensors:
+        classes = tensors["head.weight"].shape[0]
+        new_head = arguments.setdefault("num_classes", classes) != classes
     if ":" not in name and not timm.is_model(name.split(".")[0]):
         close = get_close_matches(name, timm.list_models(), n=3)
         hint = f": did you mean {' or '.join(close)}?" if close else ""
@@ -66,5 +69,10 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
             "If it was the download that failed, pass the weights as a file"
         ) from None
     if tensors is not None:
+        if new_head:
+            tensors = {
+                **tensors,
+                **{name: value for name, value in model.state_dict().items() if name.startswith("head.")},
+            }
         load_tensors(model, tensors, str(weights))
     return model.eval()

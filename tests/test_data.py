@@ -9,7 +9,8 @@ from torch import nn
 
 import pmvit
 from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
-from pmvit.data.folder import find_images, image_folder
+from pmvit.data.folder import image_folder
+from pmvit.data.sources import find_images
 from pmvit.models import adapter_for
 
 import timm  # isort: skip
@@ -78,7 +79,7 @@ def test_a_broken_image_is_counted_named_and_skipped(tmp_path: Path) -> None:
         loader = image_folder(tmp_path, CONFIG, batch_size=2, workers=workers)
         labels = torch.cat([labels for _, labels in loader])
         assert labels.tolist() == [0, 0, 1, 1]
-        assert set(loader.broken.files) == {tmp_path / "0/1.png", tmp_path / "1/2.png"}
+        assert set(loader.broken.files) == {str(tmp_path / "0/1.png"), str(tmp_path / "1/2.png")}
         assert "2 broken images skipped" in loader.broken.summary()
         assert str(tmp_path / "1/2.png") in loader.broken.summary()
     with pytest.raises(pmvit.PmvitError, match=r"cannot be read: .*1\.png"):

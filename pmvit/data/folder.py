@@ -1,21 +1,19 @@
-"""Folders of images as loaders of `(images, labels)`: paths become loaders here and nowhere else."""
+"""Images as loaders of `(images, labels)` for scoring and evaluation: paths become loaders here and in `training`."""
 
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from timm.data.imagenet_info import ImageNetInfo
-from timm.data.readers.img_extensions import get_img_extensions
 from timm.data.transforms_factory import create_transform
-from timm.utils.misc import natural_key
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from pmvit.data.sources import BROKEN_IMAGE, Sample, Source, Stream, open_source
 from pmvit.errors import PmvitError
 
 Transform = Callable[[Image.Image], Tensor]
@@ -23,123 +21,110 @@ Transform = Callable[[Image.Image], Tensor]
 
 @dataclass
 class Broken:
-    """Images that could not be read: their paths, and why, in the order they came up."""
+    """Images that could not be read: their names, and why, in the order they came up."""
 
-    files: dict[Path, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def summary(self, most: int = 5) -> str:
+    def summary(self, most: int = 5, what: str = "skipped") -> str:
         """A few lines that count and name them."""
-        lines = [f"{len(self)} broken image{'s' if len(self) != 1 else ''} skipped:"]
-        lines += [f"  {path} ({reason})" for path, reason in list(self.files.items())[:most]]
+        lines = [f"{len(self)} broken image{'s' if len(self) != 1 else ''} {what}:"]
+        lines += [f"  {name} ({reason})" for name, reason in list(self.files.items())[:most]]
         if len(self) > most:
             lines.append(f"  and {len(self) - most} more")
         return "\n".join(lines)
 
 
-def find_images(folder: Path, num_classes: int | None = None) -> tuple[list[Path], list[int] | None]:
-    """List the images below a folder and, if they lie in one subfolder a class, their labels.
+@dataclass(frozen=True)
+class Prepared:
+    """A sample that is ready for a model, or the reason why it cannot be read."""
 
-    Class folders are numbered in natural order of their names. Where that would be wrong because some are missing,
-    names that are numbers or ImageNet's synset ids are taken at their word.
-    """
-    if not folder.is_dir():
-        raise PmvitError(f"expected a folder of images at {folder}; there is none")
-    extensions = set(get_img_extensions())
-    found = (Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True) for name in names)
-    files = [path for path in found if path.suffix.lower() in extensions]
-    files.sort(key=lambda path: natural_key(str(path.relative_to(folder))))
-    if not files:
-        raise PmvitError(f"expected images below {folder}, found none with the endings {', '.join(sorted(extensions))}")
-    outside = [path for path in files if path.parent == folder]
-    if outside and len(outside) < len(files):
-        raise PmvitError(
-            f"expected images in class folders or images alone in {folder}; got both ({outside[0].name} lies outside)"
-        )
-    if outside:
-        return files, None
-    names = sorted({path.relative_to(folder).parts[0] for path in files}, key=natural_key)
-    index = _class_index(names, num_classes, folder)
-    return files, [index[path.relative_to(folder).parts[0]] for path in files]
+    image: Tensor | str
+    label: int | None
+    name: str
 
 
-def _class_index(names: Sequence[str], num_classes: int | None, folder: Path) -> dict[str, int]:
-    if num_classes is None or len(names) == num_classes:
-        return {name: number for number, name in enumerate(names)}
-    if all(name.isdecimal() and int(name) < num_classes for name in names):
-        return {name: int(name) for name in names}
-    synsets = {name: number for number, name in enumerate(ImageNetInfo().label_names())}
-    if num_classes == len(synsets) and all(name in synsets for name in names):
-        return {name: synsets[name] for name in names}
-    raise PmvitError(
-        f"expected {num_classes} class folders in {folder}, as many as the model has classes; got {len(names)} "
-        f"({names[0]} ... {names[-1]}): is this the data of this model? Folders named by class number also serve"
-    )
+def prepare(sample: Sample, transform: Transform, mode: str) -> Prepared:
+    """Decode and transform a sample; if it is broken, say why instead of raising."""
+    try:
+        image: Tensor | str = transform(sample.open(mode))
+    except BROKEN_IMAGE as error:
+        image = f"{type(error).__name__}: {error}"
+    return Prepared(image, sample.label, sample.name)
 
 
-class ImageFolder(Dataset[tuple[Tensor | str, int]]):
-    """Images of a folder, ready for a model. One that cannot be read comes as the reason why, not as an exception."""
+def color_mode(data_config: dict[str, Any]) -> str:
+    return "L" if data_config["input_size"][0] == 1 else "RGB"
 
-    def __init__(self, files: list[Path], labels: list[int] | None, transform: Transform, mode: str = "RGB") -> None:
-        self.files = files
-        self.labels = labels
+
+class _Images(Dataset[Prepared]):
+    def __init__(self, source: Source, transform: Transform, mode: str) -> None:
+        self.source = source
         self.transform = transform
         self.mode = mode
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.source)
 
-    def __getitem__(self, index: int) -> tuple[Tensor | str, int]:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow's about odd metadata, once an image
-                with Image.open(self.files[index]) as image:
-                    tensor = self.transform(image.convert(self.mode))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            return f"{type(error).__name__}: {error}", index
-        return tensor, index
+    def __getitem__(self, index: int) -> Prepared:
+        return prepare(self.source[index], self.transform, self.mode)
+
+
+class _StreamedImages(IterableDataset[Prepared]):
+    """Each training process reads its own parts of a stream, each of its workers some of these."""
+
+    def __init__(self, stream: Stream, transform: Transform, mode: str, process: int, processes: int) -> None:
+        self.stream = stream
+        self.transform = transform
+        self.mode = mode
+        self.process = process
+        self.processes = processes
+
+    def __iter__(self) -> Iterator[Prepared]:
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        part, parts = self.process * workers + number, self.processes * workers
+        for sample in self.stream.samples(part, parts, None):
+            yield prepare(sample, self.transform, self.mode)
 
 
 class FolderLoader:
-    """Batches of `(images, labels)`, or of images where the folder has no classes. Broken images are left out.
+    """Batches of `(images, labels)`, or of images where there are no classes. Broken images are left out.
 
     Attributes:
         name: Which images these are, in which batches.
         broken: What was left out so far.
     """
 
-    def __init__(
-        self, dataset: ImageFolder, batch_size: int, workers: int, order: list[int], strict: bool, name: str
-    ) -> None:
-        self.dataset = dataset
+    def __init__(self, loader: DataLoader[Any], has_labels: bool, strict: bool, name: str) -> None:
         self.strict = strict
         self.name = name
+        self.has_labels = has_labels
         self.broken = Broken()
-        self._loader = DataLoader(
-            dataset, batch_size, sampler=order, num_workers=workers, collate_fn=list, persistent_workers=workers > 0
-        )
+        self._loader = loader
+        self._length = None if isinstance(loader.dataset, IterableDataset) else len(loader)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        if self._length is None:
+            raise TypeError("a stream has no length")
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
         for items in self._loader:
-            indices = []
-            for image, index in items:
-                if isinstance(image, Tensor):
-                    indices.append(index)
-                    continue
-                path = self.dataset.files[index]
-                if self.strict:
-                    raise PmvitError(f"expected an image, got a file that cannot be read: {path} ({image})")
-                self.broken.files[path] = image
-            if not indices:
+            good = [item for item in items if isinstance(item.image, Tensor)]
+            for item in items:
+                if not isinstance(item.image, Tensor):
+                    if self.strict:
+                        raise PmvitError(
+                            f"expected an image, got a file that cannot be read: {item.name} ({item.image})"
+                        )
+                    self.broken.files[item.name] = item.image
+            if not good:
                 continue
-            images = torch.stack([image for image, _ in items if isinstance(image, Tensor)])
-            labels = self.dataset.labels
-            yield images if labels is None else (images, torch.tensor([labels[index] for index in indices]))
+            images = torch.stack([item.image for item in good])
+            yield (images, torch.tensor([item.label for item in good])) if self.has_labels else images
 
 
 def image_folder(
@@ -152,11 +137,13 @@ def image_folder(
     shuffle: bool = False,
     seed: int = 0,
     strict: bool = False,
+    process: int = 0,
+    processes: int = 1,
 ) -> FolderLoader:
-    """Make a loader of a folder of images, prepared as the model's data configuration says.
+    """Make a loader of images, prepared as the model's data configuration says.
 
     Args:
-        folder: Images in one subfolder a class, or images alone.
+        folder: Images in one subfolder a class, or images alone; or another source that `open_source` knows.
         data_config: Size, mean, interpolation and so on, as timm has them for a model.
         num_classes: The classes of the model, to number the folders right.
         batch_size: Images a batch.
@@ -164,9 +151,10 @@ def image_folder(
         shuffle: Take the images in an order that depends only on the seed.
         seed: For `shuffle`.
         strict: A broken image is an error instead of being left out.
+        process: Which of `processes` this is: each batch is split among them.
+        processes: How many processes share the images.
     """
-    files, labels = find_images(Path(folder), num_classes)
-    channels = data_config["input_size"][0]
+    source = open_source(folder, num_classes)
     transform = create_transform(
         input_size=tuple(data_config["input_size"]),
         interpolation=data_config["interpolation"],
@@ -175,9 +163,50 @@ def image_folder(
         crop_pct=data_config["crop_pct"],
         crop_mode=data_config["crop_mode"],
     )
-    order = list(range(len(files)))
+    mode = color_mode(data_config)
+    name = f"{source.name} in batches of {batch_size}, seed {seed}"
+    options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": leave_process_group}
+    if hasattr(source, "samples"):
+        stream: Any = source
+        images = _StreamedImages(stream, transform, mode, process, processes)
+        workers = check_parts(stream, workers, processes)
+        loader: DataLoader[Any] = DataLoader(images, batch_size, num_workers=workers, **options)
+        return FolderLoader(loader, stream.has_labels, strict, name)
+    indexed: Any = source
+    order = list(range(len(indexed)))
     if shuffle:
-        order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
-    dataset = ImageFolder(files, labels, transform, mode="L" if channels == 1 else "RGB")
-    name = f"{len(files)} images of {Path(folder).resolve().name} in batches of {batch_size}, seed {seed}"
-    return FolderLoader(dataset, batch_size, workers, order, strict, name)
+        order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
+    batches = [order[start : start + batch_size][process::processes] for start in range(0, len(order), batch_size)]
+    loader = DataLoader(
+        _Images(indexed, transform, mode),
+        batch_sampler=[batch for batch in batches if batch],
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        **options,
+    )
+    return FolderLoader(loader, indexed.has_labels, strict, name)
+
+
+def check_parts(stream: Stream, workers: int, processes: int) -> int:
+    """How many workers of each process a stream can serve.
+
+    Raises:
+        PmvitError: If it has fewer parts than there are processes.
+    """
+    if stream.num_parts < processes:
+        raise PmvitError(
+            f"expected at least {processes} shards in {stream.name}, one a process; got {stream.num_parts}: "
+            "write the data in more shards"
+        )
+    return min(workers, stream.num_parts // processes)
+
+
+def leave_process_group(_worker: int) -> None:
+    """In a worker: stand apart, so that Ctrl-C reaches the training process but does not take its readers away."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+
+
+def every(loader: Any, process: int, processes: int) -> Iterator[Any]:
+    """Every `processes`-th batch of a loader that knows nothing of processes."""
+    return islice(loader, process, None, processes)

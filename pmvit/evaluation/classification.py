@@ -1,7 +1,7 @@
 """Top-1, top-5 and cross-entropy; agreement and divergence from a reference model on the same images."""
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,10 +89,28 @@ def evaluate(
     if not images_seen:
         raise PmvitError("expected at least one image to evaluate on; got none")
     means = {name: torch.cat(values).mean().item() for name, values in collected.items()}
+    return _evaluation(images_seen, len(getattr(data, "broken", ())), means)
+
+
+def pooled(parts: Sequence[Evaluation]) -> Evaluation:
+    """What one evaluation of all images would give, from evaluations of parts of them."""
+    images = sum(part.images for part in parts)
+    means = {}
+    for name in MEANS:
+        values = [(getattr(part, name), part.images) for part in parts]
+        if all(value is not None for value, _ in values):
+            means[name] = sum(value * count for value, count in values) / images
+    return _evaluation(images, sum(part.broken for part in parts), means)
+
+
+MEANS = ("top1", "top5", "cross_entropy", "agreement", "kl", "reference_top1")
+
+
+def _evaluation(images_seen: int, broken: int, means: dict[str, float]) -> Evaluation:
     top1 = means.get("top1")
     return Evaluation(
         images=images_seen,
-        broken=len(getattr(data, "broken", ())),
+        broken=broken,
         top1=top1,
         top1_error=None if top1 is None else math.sqrt(top1 * (1 - top1) / images_seen),
         top5=means.get("top5"),

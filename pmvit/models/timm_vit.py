@@ -106,7 +106,7 @@ class TimmViT(Adapter):
         with torch.device("meta"):
             default = _traits(timm.create_model(architecture))
         read_off = {name: value for name, value in _traits(model).items() if value != default[name]}
-        arguments = {**read_off, **(arguments or {})}
+        arguments = {**read_off, **getattr(model, "built_with", {}), **(arguments or {})}
         description = {"architecture": architecture, "arguments": arguments, "data": self.data_config(model)}
         with torch.device("meta"):
             rebuilt = self.build(description)
@@ -128,6 +128,7 @@ class TimmViT(Adapter):
             raise PmvitError(f"expected arguments that describe the architecture, got {arguments!r}")
         try:
             model: Host = timm.create_model(architecture, pretrained=False, **arguments)
+            model.built_with = arguments  # so that a loaded model can be saved again
             model.pretrained_cfg.update(check_fields(description["data"], DATA_KEYS, "the model's data configuration"))
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
             raise PmvitError(f"timm cannot make {architecture} with {arguments} ({error})") from None

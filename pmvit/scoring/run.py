@@ -1,6 +1,5 @@
 """`score`: run batches forward and backward and add up what the recorder hears."""
 
-import hashlib
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from pmvit._modes import evaluation_mode, frozen_parameters
 from pmvit.cost import model_cost
 from pmvit.data.batches import check_labels, unpack
 from pmvit.errors import PmvitError
+from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
 from pmvit.progress import track
 from pmvit.prune_merge import PruneMerge
@@ -47,15 +47,6 @@ def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:
     torch.distributed.all_reduce(total)
     torch.distributed.all_reduce(count)
     return total, int(count)
-
-
-def _fingerprint(model: nn.Module) -> str:
-    """A short name for the model's class and weights, to tell whether scores are continued on the same model."""
-    digest = hashlib.sha256(type(model).__name__.encode())
-    for name, parameter in model.named_parameters():
-        total = parameter.detach().double().sum().item()
-        digest.update(f"{name}{tuple(parameter.shape)}{total!r}".encode())
-    return digest.hexdigest()[:16]
 
 
 def score(
@@ -97,7 +88,7 @@ def score(
         config=config,
         iterations=0,
         images=0,
-        model=_fingerprint(model),
+        model=fingerprint(model),
         data=str(getattr(loader, "name", type(loader).__name__)),
     )
     if config.scorer == "random":

@@ -1,0 +1,35 @@
+"""Random numbers that depend on what they are for, not on what came before: the root of runs that can be resumed."""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed_for(*what: int) -> int:
+    """A seed from numbers such as (seed, epoch, image)."""
+    digest = hashlib.blake2b(repr(what).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of Python, NumPy and PyTorch."""
+    random.seed(seed)
+    np.random.seed(seed)  # timm's mixup and augmentation draw from this one
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed all generators for a while, and put them back."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seed_all(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

@@ -1,0 +1,126 @@
+"""Checkpoints of a run: one safetensors file each, whole or not there, and nothing in it that has to be unpickled."""
+
+import errno
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pmvit.compress import read_metadata, read_tensors
+from pmvit.errors import PmvitError
+from pmvit.files import check_fields, parse_document, write_atomically
+
+FORMAT, VERSION = "pmvit-checkpoint", 1
+
+
+class Checkpoint(NamedTuple):
+    """A moment between two steps: the tensors by name, and numbers that go with them as JSON data."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def flatten_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split an optimizer's state dict into tensors by name and the rest, which is JSON data."""
+    tensors, values = {}, {}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value
+            else:
+                values[f"{index}.{name}"] = value
+    return tensors, {"values": values, "groups": state["param_groups"]}
+
+
+def unflatten_optimizer(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """The state dict that `flatten_optimizer` split."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**tensors, **rest["values"]}.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    return {"state": state, "param_groups": rest["groups"]}
+
+
+class Checkpoints:
+    """The checkpoints of a run in a folder, by the number of steps done; only the last `keep` stay."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.safetensors"
+
+    def steps(self) -> list[int]:
+        """The steps there is a checkpoint of, first to last."""
+        return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.safetensors"))
+
+    def latest(self) -> Path | None:
+        steps = self.steps()
+        return self.path(steps[-1]) if steps else None
+
+    def write(self, step: int, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint and drop the oldest ones.
+
+        Raises:
+            PmvitError: If it cannot be written, as on a full disk; those before it are whole.
+        """
+        document = {"format": FORMAT, "version": VERSION, "state": checkpoint.state}
+        metadata = {FORMAT: json.dumps(document)}
+        tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
+        try:
+            self._make_room()
+            write_atomically(self.path(step), lambda temporary: save_file(_unshared(tensors), temporary, metadata))
+        except (OSError, SafetensorError) as error:
+            raise self._failure(step, error) from None
+        for old in self.steps()[: -self.keep]:
+            self.path(old).unlink(missing_ok=True)
+
+    def _make_room(self) -> None:
+        """Take away what a killed run left half-written."""
+        for leftover in self.folder.glob(".step-*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+    def _failure(self, step: int, error: Exception) -> PmvitError:
+        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+        latest = self.latest()
+        what = "the disk is full" if full else str(error)
+        safe = f"the one before, {latest}, is whole" if latest is not None else "there is none before it"
+        return PmvitError(f"could not write the checkpoint of step {step} ({what}); {safe}. Make room, then resume")
+
+    def read(self, path: Path) -> Checkpoint:
+        """Read a checkpoint back.
+
+        Raises:
+            PmvitError: If the file is cut short or something else.
+        """
+        text = read_metadata(path).get(FORMAT)
+        if text is None:
+            raise PmvitError(f"expected a checkpoint written by pmvit at {path}; it is another safetensors file")
+        document = parse_document(text, FORMAT, VERSION, str(path))
+        check_fields(document, ("format", "version", "state"), str(path))
+        return Checkpoint(read_tensors(path), document["state"])
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share memory, copied apart: safetensors stores each on its own."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in tensors.items():
+        place = value.untyped_storage().data_ptr()
+        result[name] = value.clone() if place in seen and value.numel() else value
+        seen.add(place)
+    return result
+
+
+def select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with the prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def prefixed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in tensors.items()}

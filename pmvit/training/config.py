@@ -1,0 +1,165 @@
+"""What fine-tuning does: one frozen dataclass, and presets of it."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from pmvit.errors import PmvitError
+
+MatrixSchedule = Literal["frozen", "learnable", "learnable+frozen"]
+MixedPrecision = Literal["no", "fp16", "bf16"]
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """How a compressed model is fine-tuned. The defaults are the paper's, with light augmentation.
+
+    Attributes:
+        epochs: Passes over the training images.
+        batch_size: Images a step, over all processes and all forward passes of the step.
+        accumulate: Forward and backward passes a step; raise it if a step does not fit into memory.
+        optimizer: One of timm's optimizers.
+        lr: Learning rate at its highest, for `batch_size` images a step.
+        min_lr: Learning rate at the end.
+        warmup_epochs: Epochs in which the learning rate rises from a hundredth of `lr`.
+        scheduler: One of timm's schedulers that follow the step alone: cosine, tanh, poly, step, multistep.
+        weight_decay: On weights of two and more dimensions; never on biases, norms, M and R.
+        clip: Largest norm of the gradient; `None` for any.
+        ema: Decay of the moving average of the weights, which is then what is evaluated and saved; `None` for none.
+        alpha: Weight of the divergence from the teacher (Eq. 11); 0 for none.
+        temperature: Of both distributions in that divergence, which is multiplied by its square.
+        labels: Whether labels are used. Without them the loss is the divergence from the teacher alone.
+        label_smoothing: Share of the label that is spread over all classes.
+        token_alpha: Weight of token-level distillation; 0 for none.
+        token_blocks: The blocks whose output tokens are compared; none named, the last one.
+        matrices: `frozen`, `learnable`, or `learnable+frozen` after `freeze_matrices_after` epochs (Table VII).
+        freeze_matrices_after: The epoch; `None` for two thirds of the epochs, as 40 of 60 in the paper.
+        matrix_lr_factor: Learning rate of M and R as a multiple of that of the weights.
+        crop_scale: Smallest and largest share of an image that a random crop shows; (1, 1) for no random crop.
+        hflip: Probability that an image is mirrored.
+        color_jitter: Strength of colour changes, where `auto_augment` is off; 0 for none.
+        auto_augment: A policy of timm, as in `rand-m9-mstd0.5-inc1`; `None` for none.
+        random_erasing: Probability that a part of an image is erased.
+        mixup: Alpha of mixup; 0 for none.
+        cutmix: Alpha of cutmix; 0 for none.
+        cpu: Train on the CPU even where there is a GPU.
+        mixed_precision: `no`, `fp16`, `bf16`; `None` for what `accelerate` is configured to.
+        channels_last: Memory format of images and weights; faster for hosts with convolutions on GPUs.
+        compile: Compile model and teacher with `torch.compile`.
+        seed: Of everything random: the same seed gives the same run.
+        workers: Processes that read images, for each training process.
+        checkpoint_every: Steps between checkpoints within an epoch; one is also written after every epoch.
+        keep_checkpoints: How many of the last checkpoints are kept.
+        log_with: A tracker of accelerate (`tensorboard`, `wandb`, ...) beside `metrics.jsonl`; `None` for none.
+    """
+
+    epochs: int = 60
+    batch_size: int = 256
+    accumulate: int = 1
+    optimizer: str = "adamw"
+    lr: float = 1e-4
+    min_lr: float = 1e-6
+    warmup_epochs: float = 0.0
+    scheduler: str = "cosine"
+    weight_decay: float = 1e-3
+    clip: float | None = 1.0
+    ema: float | None = None
+    alpha: float = 0.6
+    temperature: float = 1.0
+    labels: bool = True
+    label_smoothing: float = 0.0
+    token_alpha: float = 0.0
+    token_blocks: tuple[int, ...] = ()
+    matrices: MatrixSchedule = "learnable+frozen"
+    freeze_matrices_after: int | None = None
+    matrix_lr_factor: float = 1.0
+    crop_scale: tuple[float, float] = (0.35, 1.0)
+    hflip: float = 0.5
+    color_jitter: float = 0.0
+    auto_augment: str | None = None
+    random_erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    cpu: bool = False
+    mixed_precision: MixedPrecision | None = None
+    channels_last: bool = False
+    compile: bool = False
+    seed: int = 0
+    workers: int = 2
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+    log_with: str | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one = ("epochs", "batch_size", "accumulate", "checkpoint_every", "keep_checkpoints")
+        rates = ("lr", "min_lr", "warmup_epochs", "weight_decay", "alpha", "token_alpha", "matrix_lr_factor")
+        not_negative = (*rates, "color_jitter", "mixup", "cutmix", "workers", "seed")
+        shares = ("label_smoothing", "hflip", "random_erasing")
+        for name in at_least_one:
+            self._expect(name, getattr(self, name) >= 1, "1 or more")
+        for name in not_negative:
+            self._expect(name, getattr(self, name) >= 0, "0 or more")
+        for name in shares:
+            self._expect(name, 0 <= getattr(self, name) <= 1, "a share from 0 to 1")
+        self._expect("temperature", self.temperature > 0, "more than 0")
+        self._expect("clip", self.clip is None or self.clip > 0, "more than 0")
+        self._expect("ema", self.ema is None or 0 < self.ema < 1, "a decay between 0 and 1")
+        low_high = len(self.crop_scale) == 2 and 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1
+        self._expect("crop_scale", low_high, "two shares above 0, the smaller one first")
+        schedulers = ("cosine", "tanh", "poly", "step", "multistep")
+        self._expect("scheduler", self.scheduler in schedulers, f"one of {', '.join(schedulers)}")
+        self._expect("matrices", self.matrices in get_args(MatrixSchedule), f"one of {get_args(MatrixSchedule)}")
+        allowed = (None, *get_args(MixedPrecision))
+        self._expect("mixed_precision", self.mixed_precision in allowed, f"one of {allowed}")
+        self._expect("freeze_matrices_after", (self.freeze_matrices_after or 0) >= 0, "0 or more")
+        if self.batch_size % self.accumulate:
+            raise PmvitError(
+                f"expected a batch_size that accumulate divides; got {self.batch_size} and {self.accumulate}"
+            )
+        if not self.labels and (self.mixup or self.cutmix or self.label_smoothing):
+            raise PmvitError(
+                "labels=False leaves nothing to mix or smooth: mixup, cutmix and label_smoothing must be 0"
+            )
+
+    def _expect(self, name: str, fits: bool, what: str) -> None:
+        if not fits:
+            raise PmvitError(f"{name}: expected {what}, got {getattr(self, name)!r}")
+
+    @property
+    def learnable_epochs(self) -> int:
+        """For how many epochs M and R learn."""
+        if self.matrices == "frozen":
+            return 0
+        if self.matrices == "learnable":
+            return self.epochs
+        after = self.freeze_matrices_after
+        return min(self.epochs, round(self.epochs * 2 / 3) if after is None else after)
+
+    @classmethod
+    def preset(cls, name: str, **options: Any) -> "FinetuneConfig":
+        """One of the presets, with other values where `options` say so."""
+        if name not in PRESETS:
+            raise PmvitError(f"expected one of the presets {', '.join(PRESETS)}; got {name!r}")
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(options) - known):
+            raise PmvitError(f"unknown option {unknown[0]!r}; expected some of {', '.join(sorted(known))}")
+        return replace(cls(), **{**PRESETS[name], **options})
+
+
+# 60 epochs of AdamW at 1e-4 with weight decay 1e-3 in batches of 256, matrices learnable for 40 (the defaults), and
+# alpha by model: section IV of the paper. It says nothing of augmentation: DeiT's own is used.
+_DEIT_AUGMENTATION: dict[str, Any] = {
+    "crop_scale": (0.08, 1.0),
+    "auto_augment": "rand-m9-mstd0.5-inc1",
+    "random_erasing": 0.25,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "label_smoothing": 0.1,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "deit_tiny": {**_DEIT_AUGMENTATION, "alpha": 0.4},
+    "deit_small": {**_DEIT_AUGMENTATION, "alpha": 0.6},
+    "mae_base": {**_DEIT_AUGMENTATION, "alpha": 0.8},
+    "swin_tiny": {**_DEIT_AUGMENTATION, "alpha": 0.6},
+    "segmenter": {"alpha": 1.0, "epochs": 40, "batch_size": 8},
+    "quick": {"alpha": 1.0, "epochs": 10, "batch_size": 32, "warmup_epochs": 0.5, "checkpoint_every": 50},
+}

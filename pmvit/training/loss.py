@@ -1,0 +1,91 @@
+"""The loss of fine-tuning (Eq. 11): cross-entropy, divergence from the original, and agreement of the token maps."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmvit.data.batches import check_labels
+from pmvit.errors import PmvitError
+from pmvit.models import adapter_for
+from pmvit.training.config import FinetuneConfig
+
+TokenMaps = Mapping[int, Tensor]
+
+
+def divergence(logits: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(q || p) of the tempered distributions, the mean over images, times the squared temperature (Eq. 11).
+
+    The square keeps the size of the gradient the same at every temperature.
+    """
+    log_p = (logits.float() / temperature).log_softmax(-1)
+    log_q = (target.float() / temperature).log_softmax(-1)
+    per_image = F.kl_div(log_p, log_q, reduction="none", log_target=True).flatten(1).sum(1)
+    return per_image.mean() * temperature**2
+
+
+def token_distance(tokens: Tensor, target: Tensor) -> Tensor:
+    """Mean squared difference of two token maps, each token normalised: 0 if equal, 2 if unrelated."""
+    width = (tokens.shape[-1],)
+    return F.mse_loss(F.layer_norm(tokens.float(), width), F.layer_norm(target.float(), width))
+
+
+def finetune_loss(
+    config: FinetuneConfig,
+    logits: Tensor,
+    labels: Tensor | None,
+    teacher_logits: Tensor | None = None,
+    tokens: TokenMaps | None = None,
+    teacher_tokens: TokenMaps | None = None,
+) -> dict[str, Tensor]:
+    """`CE(y, p) + alpha KL(q || p)` (Eq. 11) plus the token term, as `loss` and its parts by name.
+
+    Args:
+        config: Weights, temperature and smoothing.
+        logits: Of the compressed model.
+        labels: Class numbers, or the mixed distributions of mixup. Not read where `config.labels` is off.
+        teacher_logits: Of the original; without them the divergence is left out.
+        tokens: Output tokens of the chosen blocks of the compressed model.
+        teacher_tokens: The same of the original.
+    """
+    parts: dict[str, Tensor] = {}
+    total = logits.new_zeros((), dtype=torch.float32)
+    if config.labels:
+        if labels is None:
+            raise PmvitError("expected batches of (images, labels), got images alone: tune with labels=False")
+        smoothing = config.label_smoothing
+        if labels.is_floating_point():
+            smoothing = 0.0  # mixup smooths its distributions itself
+        else:
+            check_labels(labels, logits)
+        parts["ce"] = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+        total = total + parts["ce"]
+    if teacher_logits is not None:
+        parts["kl"] = divergence(logits, teacher_logits, config.temperature)
+        total = total + (config.alpha if config.labels else 1.0) * parts["kl"]
+    if tokens and teacher_tokens:
+        parts["tokens"] = torch.stack([token_distance(tokens[i], teacher_tokens[i]) for i in tokens]).mean()
+        total = total + config.token_alpha * parts["tokens"]
+    return {"loss": total, **parts}
+
+
+@contextmanager
+def tapped_tokens(model: nn.Module, blocks: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+    """A dictionary that holds, after each forward pass, what the chosen blocks put out (all tokens, reconstructed)."""
+    names = adapter_for(model).block_names(model)
+    if unknown := [block for block in blocks if not -len(names) <= block < len(names)]:
+        raise PmvitError(f"token_blocks: expected blocks of 0 ... {len(names) - 1}, got {unknown[0]}")
+    maps: dict[int, Tensor] = {}
+
+    def keep(block: int) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda _module, _inputs, output: maps.__setitem__(block, output)
+
+    handles = [model.get_submodule(names[block]).register_forward_hook(keep(block)) for block in blocks]
+    try:
+        yield maps
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,165 @@
+"""`finetune`: put a run together from a model, images and a configuration, and go."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import nn
+
+from pmvit.compress import compression_of, decompress, describe, load
+from pmvit.data.folder import every, image_folder
+from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
+from pmvit.errors import PmvitError
+from pmvit.evaluation import Evaluation
+from pmvit.models import adapter_for
+from pmvit.training.config import FinetuneConfig
+from pmvit.training.matrices import matrix_parameters
+from pmvit.training.record import RunRecord
+from pmvit.training.trainer import Finetuned, Trainer, num_classes_of
+
+
+def finetune(
+    model: nn.Module,
+    *,
+    train: str | Path | Iterable[Any],
+    val: str | Path | Iterable[Any] | None = None,
+    teacher: nn.Module | None = None,
+    config: FinetuneConfig | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    epoch_images: int | None = None,
+    progress: bool = True,
+    command: dict[str, Any] | None = None,
+    **options: Any,
+) -> Finetuned:
+    """Fine-tune a compressed model with self-distillation (Eq. 11), in place; it is left in evaluation mode.
+
+    Run by several processes (`accelerate launch`), they share the images of each step; `output` then has to be a folder
+    that all of them see. An uncompressed model is fine-tuned as well, without a teacher unless one is given.
+
+    Args:
+        model: What `compress` returned.
+        train: The training images: a path as `pmvit finetune --data` takes it, or a loader of `(images, labels)` with a
+            length, whose batches are taken as they come: `config.accumulate` of them a step.
+        val: Images to validate on after every epoch, likewise.
+        teacher: The original; if none is given and the model is compressed, the model itself, uncompressed.
+        config: How to fine-tune; `options` are its fields and override it.
+        output: A folder for the best model, the last one (`last/`), checkpoints, `metrics.jsonl` and `curves.png`.
+        resume: Go on from the last checkpoint in `output`, if there is one.
+        epoch_images: How many images make an epoch, for a stream that cannot be counted.
+        progress: Show a progress bar.
+        command: JSON data to keep with the run, for whoever resumes it.
+
+    Raises:
+        StoppedError: After SIGINT or SIGTERM, once a checkpoint is written.
+        PmvitError: If something does not fit, the loss is not finite, or a checkpoint cannot be written.
+    """
+    config = replace(config or FinetuneConfig(), **options)
+    folder = Path(output) if output is not None else None
+    if folder is not None:
+        describe(model)  # better found out now than after the last epoch that the model cannot be saved
+    if teacher is None and compression_of(model) is not None and (config.alpha or config.token_alpha):
+        teacher = decompress(copy.deepcopy(model))
+    record = RunRecord.of(model, teacher, config, command or {})
+    if folder is not None:
+        before = record.check_against(folder, resume)
+        if before is not None and before.result is not None:
+            return _finished(model, folder, before)
+    accelerator = _accelerator(model, config, folder)
+    process = (accelerator.process_index, accelerator.num_processes)
+    data = _training_data(model, train, config, process, epoch_images)
+    trainer = Trainer(model, teacher, data, config, accelerator, folder)
+    validation = _validation_data(model, val, config, process)
+    try:
+        trainer.start(record)
+        result = trainer.run(validation, progress)
+    finally:
+        trainer.close()
+    return result
+
+
+def _finished(model: nn.Module, folder: Path, record: RunRecord) -> Finetuned:
+    """The result of a run that had come to its end, with its best weights in the model."""
+    model.load_state_dict(load(folder).state_dict())
+    result = dict(record.result or {})
+    for name in ("best", "last"):
+        result[name] = Evaluation(**result[name]) if result[name] is not None else None
+    return Finetuned(**result)
+
+
+def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) -> Accelerator:
+    freezes_midway = 0 < config.learnable_epochs < config.epochs and bool(matrix_parameters(model))
+    if config.log_with is not None and folder is None:
+        raise PmvitError("log_with needs an output folder to write to")
+    try:
+        return Accelerator(
+            cpu=config.cpu,
+            mixed_precision=config.mixed_precision,
+            log_with=config.log_with,
+            project_dir=folder,
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=freezes_midway)],
+        )
+    except (ImportError, ValueError) as error:
+        raise PmvitError(f"accelerate cannot be set up as asked ({str(error).splitlines()[0]})") from None
+
+
+def _training_data(
+    model: nn.Module, train: Any, config: FinetuneConfig, process: tuple[int, int], epoch_images: int | None
+) -> TrainingData:
+    if not isinstance(train, (str, Path)):
+        return LoaderData(train, seed=config.seed, process=process)
+    passes = config.accumulate * process[1]
+    if config.batch_size % passes:
+        raise PmvitError(
+            f"expected a batch_size that {process[1]} processes with {config.accumulate} passes each can share; "
+            f"got {config.batch_size}"
+        )
+    data_config = adapter_for(model).data_config(model)
+    transform = training_transform(
+        data_config,
+        crop_scale=config.crop_scale,
+        hflip=config.hflip,
+        color_jitter=config.color_jitter,
+        auto_augment=config.auto_augment,
+        random_erasing=config.random_erasing,
+    )
+    return open_training_data(
+        train,
+        transform,
+        data_config,
+        num_classes=num_classes_of(model) if config.labels else None,
+        batch=config.batch_size // passes,
+        workers=config.workers,
+        seed=config.seed,
+        process=process,
+        epoch_images=epoch_images,
+    )
+
+
+def _validation_data(model: nn.Module, val: Any, config: FinetuneConfig, process: tuple[int, int]) -> Any:
+    """Batches of this process to validate on: an iterable that can be gone over again and again."""
+    if val is None:
+        return None
+    if not isinstance(val, (str, Path)):
+        return val if process[1] == 1 else _Every(val, process)
+    return image_folder(
+        val,
+        adapter_for(model).data_config(model),
+        num_classes=num_classes_of(model),
+        batch_size=64 * process[1],
+        workers=config.workers,
+        process=process[0],
+        processes=process[1],
+    )
+
+
+class _Every:
+    def __init__(self, loader: Iterable[Any], process: tuple[int, int]) -> None:
+        self.loader = loader
+        self.process = process
+
+    def __iter__(self) -> Iterator[Any]:
+        return every(self.loader, *self.process)
