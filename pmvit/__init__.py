@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pmvit.compress import compress, decompress, load, save
     from pmvit.cost import Flops, flops
     from pmvit.evaluation import Evaluation, evaluate
+    from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
     from pmvit.scoring import ScoreConfig, Scores, score
@@ -36,6 +37,7 @@ __all__ = [
     "PlanConfig",
     "PmvitError",
     "PruneMerge",
+    "RunResults",
     "ScoreConfig",
     "Scores",
     "compress",
@@ -45,6 +47,7 @@ __all__ = [
     "flops",
     "load",
     "plan",
+    "run",
     "save",
     "score",
 ]
@@ -53,6 +56,7 @@ _HOMES = {
     "compress": ("compress", "decompress", "load", "save"),
     "cost": ("Flops", "flops"),
     "evaluation": ("Evaluation", "evaluate"),
+    "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "prune_merge": ("PruneMerge",),
     "scoring": ("ScoreConfig", "Scores", "score"),

@@ -1,6 +1,8 @@
 """Images as loaders of `(images, labels)` for scoring and evaluation: paths become loaders here and in `training`."""
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from pmvit.data.sources import BROKEN_IMAGE, Sample, Source, Stream, open_source
 from pmvit.errors import PmvitError
+
+SECONDS_TO_LIVE = 30.0  # of a worker after SIGTERM
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -165,7 +169,7 @@ def image_folder(
     )
     mode = color_mode(data_config)
     name = f"{source.name} in batches of {batch_size}, seed {seed}"
-    options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": leave_process_group}
+    options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": outlive_signals}
     if hasattr(source, "samples"):
         stream: Any = source
         images = _StreamedImages(stream, transform, mode, process, processes)
@@ -176,10 +180,11 @@ def image_folder(
     order = list(range(len(indexed)))
     if shuffle:
         order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
-    batches = [order[start : start + batch_size][process::processes] for start in range(0, len(order), batch_size)]
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    shares = [batch[process::processes] for batch in batches if len(batch) >= processes]  # all have as many batches
     loader = DataLoader(
         _Images(indexed, transform, mode),
-        batch_sampler=[batch for batch in batches if batch],
+        batch_sampler=shares,
         num_workers=workers,
         persistent_workers=workers > 0,
         **options,
@@ -201,10 +206,13 @@ def check_parts(stream: Stream, workers: int, processes: int) -> int:
     return min(workers, stream.num_parts // processes)
 
 
-def leave_process_group(_worker: int) -> None:
-    """In a worker: stand apart, so that Ctrl-C reaches the training process but does not take its readers away."""
-    if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)
+def outlive_signals(_worker: int) -> None:
+    """In a worker: let a signal that all processes get stop the main one first, which still needs its readers.
+
+    Ctrl-C is left to the main process; after SIGTERM the worker stays for as long as a checkpoint may take.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Timer(SECONDS_TO_LIVE, os._exit, (0,)).start())
 
 
 def every(loader: Any, process: int, processes: int) -> Iterator[Any]:

@@ -4,7 +4,7 @@ Every random choice is drawn from a seed of its own: the order of an epoch from 
 image from (seed, epoch, image). So a run that is resumed sees what it would have seen, whatever the number of workers.
 """
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Generator, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ from pmvit.data.folder import (
     check_parts,
     color_mode,
     every,
-    leave_process_group,
+    outlive_signals,
     prepare,
 )
 from pmvit.data.seeding import seed_all, seed_for, seeded
@@ -52,8 +52,12 @@ class TrainingData(Protocol):
         """Batches an epoch."""
         ...
 
-    def epoch(self, number: int, skip: int) -> Iterator[TrainingBatch]:
+    def epoch(self, number: int, skip: int) -> Generator[TrainingBatch, None, None]:
         """The batches of an epoch without the first `skip` ones."""
+        ...
+
+    def close(self) -> None:
+        """Let the workers go."""
         ...
 
 
@@ -163,17 +167,20 @@ class SourceData:
             collate_fn=collate,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=leave_process_group,
+            worker_init_fn=outlive_signals,
         )
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def epoch(self, number: int, skip: int) -> Iterator[TrainingBatch]:
+    def epoch(self, number: int, skip: int) -> Generator[TrainingBatch, None, None]:
         self._batches.start = (number, skip)
         for images, labels, names, broken in self._loader:
             self.broken.files.update(broken)
             yield TrainingBatch(images, labels, names)
+
+    def close(self) -> None:
+        del self._loader  # its workers stop when nothing refers to it any more
 
 
 class _StreamedBatches(IterableDataset[Any]):
@@ -243,16 +250,19 @@ class StreamData:
     def __len__(self) -> int:
         return self._images.count
 
-    def epoch(self, number: int, skip: int) -> Iterator[TrainingBatch]:
+    def epoch(self, number: int, skip: int) -> Generator[TrainingBatch, None, None]:
         self._images.start = (number, skip)
         loader: DataLoader[Any] = DataLoader(
-            self._images, batch_size=None, num_workers=self._workers, worker_init_fn=leave_process_group
+            self._images, batch_size=None, num_workers=self._workers, worker_init_fn=outlive_signals
         )
         for item in loader:
             if item is not None:
                 images, labels, names, broken = item
                 self.broken.files.update(broken)
                 yield TrainingBatch(images, labels, names)
+
+    def close(self) -> None:
+        """Nothing to do: the workers of an epoch stop with it."""
 
 
 class LoaderData:
@@ -276,7 +286,7 @@ class LoaderData:
     def __len__(self) -> int:
         return len(self.loader) // self._process[1]
 
-    def epoch(self, number: int, skip: int) -> Iterator[TrainingBatch]:
+    def epoch(self, number: int, skip: int) -> Generator[TrainingBatch, None, None]:
         seed_all(seed_for(self._seed, number))
         batches = every(self.loader, *self._process)
         for place in range(len(self)):
@@ -286,7 +296,10 @@ class LoaderData:
                 raise PmvitError(f"expected {len(self)} batches in every epoch; the loader ended after {place}")
             if place >= skip:
                 images, labels = unpack(batch)
-                yield TrainingBatch(images, labels, [f"batch {place} of epoch {number}"])
+                yield TrainingBatch(images, labels, [f"batch {place} of epoch {number + 1}"])
+
+    def close(self) -> None:
+        """Nothing to do: the loader is its maker's."""
 
 
 def open_training_data(

@@ -39,9 +39,18 @@ def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
+def _has_processes() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _writes() -> bool:
+    """Whether it is for this process to write: the sums are the same in all of them."""
+    return not _has_processes() or torch.distributed.get_rank() == 0
+
+
 def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:
     """Add up what every process has for this batch; with one process, what it has."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not _has_processes():
         return total, images
     count = torch.tensor(float(images), device=total.device, dtype=total.dtype)
     torch.distributed.all_reduce(total)
@@ -105,7 +114,7 @@ def score(
         total = _number_of_batches(loader, config.iterations)
         batches = islice(loader, sums.iterations, config.iterations)
         shown = track(batches, "score", total, done=sums.iterations, show=progress)
-        sums = _accumulate(model, recorder, shown, sums, store)
+        sums = _accumulate(model, recorder, shown, sums, store if _writes() else None)
     if sums.iterations == 0:
         raise PmvitError("expected at least one batch of images; the loader is empty")
     scores = replace(sums, values=sums.values / sums.iterations)

@@ -23,8 +23,8 @@ class FinetuneConfig:
         warmup_epochs: Epochs in which the learning rate rises from a hundredth of `lr`.
         scheduler: One of timm's schedulers that follow the step alone: cosine, tanh, poly, step, multistep.
         weight_decay: On weights of two and more dimensions; never on biases, norms, M and R.
-        clip: Largest norm of the gradient; `None` for any.
-        ema: Decay of the moving average of the weights, which is then what is evaluated and saved; `None` for none.
+        clip: Largest norm of the gradient; 0 for any.
+        ema: Decay of the moving average of the weights, which is then what is evaluated and saved; 0 for none.
         alpha: Weight of the divergence from the teacher (Eq. 11); 0 for none.
         temperature: Of both distributions in that divergence, which is multiplied by its square.
         labels: Whether labels are used. Without them the loss is the divergence from the teacher alone.
@@ -61,8 +61,8 @@ class FinetuneConfig:
     warmup_epochs: float = 0.0
     scheduler: str = "cosine"
     weight_decay: float = 1e-3
-    clip: float | None = 1.0
-    ema: float | None = None
+    clip: float = 1.0
+    ema: float = 0.0
     alpha: float = 0.6
     temperature: float = 1.0
     labels: bool = True
@@ -92,7 +92,7 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         at_least_one = ("epochs", "batch_size", "accumulate", "checkpoint_every", "keep_checkpoints")
         rates = ("lr", "min_lr", "warmup_epochs", "weight_decay", "alpha", "token_alpha", "matrix_lr_factor")
-        not_negative = (*rates, "color_jitter", "mixup", "cutmix", "workers", "seed")
+        not_negative = (*rates, "clip", "color_jitter", "mixup", "cutmix", "workers", "seed")
         shares = ("label_smoothing", "hflip", "random_erasing")
         for name in at_least_one:
             self._expect(name, getattr(self, name) >= 1, "1 or more")
@@ -101,8 +101,7 @@ class FinetuneConfig:
         for name in shares:
             self._expect(name, 0 <= getattr(self, name) <= 1, "a share from 0 to 1")
         self._expect("temperature", self.temperature > 0, "more than 0")
-        self._expect("clip", self.clip is None or self.clip > 0, "more than 0")
-        self._expect("ema", self.ema is None or 0 < self.ema < 1, "a decay between 0 and 1")
+        self._expect("ema", 0 <= self.ema < 1, "a decay between 0 and 1")
         low_high = len(self.crop_scale) == 2 and 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1
         self._expect("crop_scale", low_high, "two shares above 0, the smaller one first")
         schedulers = ("cosine", "tanh", "poly", "step", "multistep")

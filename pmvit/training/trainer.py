@@ -3,8 +3,8 @@
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,14 @@ class Finetuned:
         best_epoch: The epoch (from 1) after which validation was best; the last one without validation images.
         best: Validation after that epoch.
         last: Validation after the last epoch.
-        broken: Training images that could not be read.
+        broken: Training images that could not be read, and why.
     """
 
     steps: int
     best_epoch: int
     best: Evaluation | None
     last: Evaluation | None
-    broken: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
 
 
 class Trainer:
@@ -121,7 +121,7 @@ class Trainer:
             step_on_epochs=False,
             updates_per_epoch=self.steps_per_epoch,
         )
-        self.ema = ModelEmaV3(model, decay=config.ema, use_warmup=True) if config.ema is not None else None
+        self.ema = ModelEmaV3(model, decay=config.ema, use_warmup=True) if config.ema else None
         prepared, self.optimizer = accelerator.prepare(model, optimizer)
         self._sync = prepared
         self._forward = torch.compile(prepared) if config.compile else prepared
@@ -181,33 +181,32 @@ class Trainer:
 
     def close(self) -> None:
         """Take everything off the model again that the run put on it."""
+        self.data.close()
         if self._log is not None:
             self._log.close()
         self._states.close()
         set_learnable(self.model, True)
         self.accelerator.unwrap_model(self._sync, keep_fp32_wrapper=False)
         self.model.eval()
-        self.accelerator.end_training()
-
-    def _train(self, epoch: int, stop: StopSignals, bar: Bar) -> None:
+        self.ac    def _train(self, epoch: int, stop: StopSignals, bar: Bar) -> None:
         """The steps of an epoch that are left to do."""
         done = self.step % self.steps_per_epoch
-        batches = self.data.epoch(epoch, done * self.config.accumulate)
         self.model.train()
-        for number in range(done, self.steps_per_epoch):
-            begun = time.perf_counter()
-            measured, images, received = self._step(epoch, number, batches, stop)
-            rates = {"images_per_second": round(images / (time.perf_counter() - begun), 1)}
-            self._write(step=self.step, epoch=epoch + 1, **measured, **rates)
-            validated = f", {self._validated()}" if self._validated() else ""
-            bar.advance(f"epoch {epoch + 1}/{self.config.epochs}, loss {measured['loss']:.3f}{validated}")
-            at_end = number + 1 == self.steps_per_epoch
-            if received and not at_end:
-                self._checkpoint()
-                self._stop(received)
-            if self.step % self.config.checkpoint_every == 0 and not at_end:
-                self._checkpoint()
-            self._received = received
+        with closing(self.data.epoch(epoch, done * self.config.accumulate)) as batches:
+            for number in range(done, self.steps_per_epoch):
+                begun = time.perf_counter()
+                measured, images, self._received = self._step(epoch, number, batches, stop)
+                measured["images_per_second"] = round(images / (time.perf_counter() - begun), 1)
+                self._write(step=self.step, epoch=epoch + 1, **measured)
+                bar.advance(f"epoch {epoch + 1}/{self.config.epochs}, loss {measured['loss']:.3f}{self._validated()}")
+                if number + 1 == self.steps_per_epoch:
+                    return
+                if self._received or self.step % self.config.checkpoint_every == 0:
+                    self._checkpoint()
+                if self._received:
+                    self._stop()
+
+elf._received = received
 
     def _step(
         self, epoch: int, number: int, batches: Iterator[TrainingBatch], stop: StopSignals
@@ -234,7 +233,7 @@ class Trainer:
         measured, received = self._agree(sums, stop.received)
         if not math.isfinite(measured["loss"]) or not self._is_usable(norm):
             self._diverged(epoch, names, sums["loss"], float(norm))
-        if self.config.clip is not None:
+        if self.config.clip:
             torch.nn.utils.clip_grads_with_norm_(self._trained, self.config.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -313,7 +312,7 @@ class Trainer:
                 save(self.evaluated, self.folder)
         self._checkpoint()
         if self._received and not self._at_end:
-            self._stop(self._received)
+            self._stop()
 
     @property
     def _at_end(self) -> bool:
@@ -327,12 +326,12 @@ class Trainer:
     def _validated(self) -> str:
         if self.last is None:
             return ""
-        return f"top-1 {self.last.top1:.1%}" if self.last.top1 is not None else f"KL {self.last.kl:.3f}"
+        return f", top-1 {self.last.top1:.1%}" if self.last.top1 is not None else f", KL {self.last.kl:.3f}"
 
     def _finish(self) -> Finetuned:
         best = self.best or {"epoch": self.config.epochs, "evaluation": None}
         evaluation = Evaluation(**best["evaluation"]) if best["evaluation"] is not None else None
-        result = Finetuned(self.step, best["epoch"], evaluation, self.last, len(self.data.broken))
+        result = Finetuned(self.step, best["epoch"], evaluation, self.last, dict(self.data.broken.files))
         if self.ema is not None:
             self.model.load_state_dict(self.ema.module.state_dict())
         if self.folder is not None and self.accelerator.is_main_process:
@@ -353,9 +352,9 @@ class Trainer:
         if self.folder is not None and self.accelerator.is_main_process:
             self._checkpoints().write(self.step, self.snapshot())
 
-    def _stop(self, received: int) -> None:
+    def _stop(self) -> None:
         kept = f"checkpoint: {self._checkpoints().latest()}" if self.folder is not None else "nothing was written"
-        raise StoppedError(f"stopped after step {self.step} of {self.total_steps}; {kept}", received)
+        raise StoppedError(f"stopped after step {self.step} of {self.total_steps}; {kept}", self._received)
 
     def snapshot(self) -> Checkpoint:
         """Everything that is needed to go on from here."""

@@ -1,0 +1,192 @@
+"""What several verbs do: make models and loaders of what the user named, print, fail."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pmvit.cli.options import PLAN_OPTIONS, SCORE_OPTIONS, given
+from pmvit.errors import PmvitError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pmvit.cost import Flops
+    from pmvit.data.folder import FolderLoader
+    from pmvit.planning import Plan
+    from pmvit.scoring import Scores
+
+app = typer.Typer(
+    help="Prune and Merge: token compression for Vision Transformers.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+console = Console(markup=False, highlight=False)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which of how many processes this is."""
+
+    index: int
+    count: int
+
+    @property
+    def is_main(self) -> bool:
+        return self.index == 0
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.count > 1:
+            import torch
+
+            torch.distributed.barrier()
+
+
+def processes(device: str = "cpu") -> Processes:
+    """The processes that `accelerate launch` or torchrun started, connected; only the first one prints."""
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        return Processes(0, 1)
+    from accelerate import PartialState
+
+    state = PartialState(cpu=device == "cpu")
+    console.quiet = state.process_index > 0
+    return Processes(state.process_index, state.num_processes)
+
+
+def split_folders(data: str, val: str | None) -> tuple[str, str | None]:
+    """Training and validation images: as named, or `train` and `val` (or `test`) below one folder."""
+    if (Path(data) / "train").is_dir():
+        found = [Path(data) / name for name in ("val", "validation", "test") if (Path(data) / name).is_dir()]
+        return str(Path(data) / "train"), val or (str(found[0]) if found else None)
+    return data, val
+
+
+def meter(model: "nn.Module") -> "Callable[[Plan], float]":
+    """Measures on random images of the model's size; nothing is measured before a plan has to be."""
+    import torch
+
+    from pmvit.models import adapter_for
+    from pmvit.runtime.timing import speedup_meter
+
+    device = next(model.parameters()).device
+    return speedup_meter(model, torch.randn(16, *adapter_for(model).input_size(model), device=device))
+
+
+def follow_paper(options: dict[str, Any], paper: bool) -> None:
+    """Score as the paper's code does, unless told otherwise."""
+    if paper and options["abs_per_sample"] is None:
+        options["abs_per_sample"] = False
+
+
+def scores_file(output: Path) -> Path:
+    """Where the scores of a compressed model go: into its folder, or beside its file."""
+    return output.with_suffix(".scores.json") if output.suffix == ".safetensors" else output / "scores.json"
+
+
+def needs_labels(options: dict[str, Any]) -> bool:
+    return options["loss"] in (None, "labels") and options["scorer"] in (None, "grad_attn", "grad_class_attn", "grad")
+
+
+def plan_options_of(options: dict[str, Any], paper: bool) -> dict[str, Any]:
+    """Fields of a `PlanConfig`: the options that were given, over the paper's choices if asked for."""
+    from pmvit.planning import PAPER
+
+    chosen = given(options, PLAN_OPTIONS)
+    if "weight_rule" in chosen:
+        chosen["weights"] = chosen.pop("weight_rule")
+    return {**(PAPER if paper else {}), **chosen}
+
+
+def open_model(
+    name: str, weights: Path | None, arguments: list[str] | None, preparation: list[str] | None, device: str
+) -> "nn.Module":
+    from pmvit.loading import create_model
+
+    model = create_model(name, weights, **pairs("--model-arg", arguments))
+    cast("Any", model).pretrained_cfg.update(pairs("--data-arg", preparation))
+    return model.to(device)
+
+
+def pairs(option: str, texts: list[str] | None) -> dict[str, Any]:
+    """Options given as name=value, the values as JSON where they are."""
+    parts = [text.partition("=") for text in texts or []]
+    for name, equals, _ in parts:
+        if not (name and equals):
+            raise PmvitError(f"{option}: expected name=value, got {name!r}")
+    return {name: _value(text) for name, _, text in parts}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def open_loader(
+    model: "nn.Module", data: str, batch_size: int, workers: int, labels: bool = True, **options: Any
+) -> "FolderLoader":
+    from pmvit.data.folder import image_folder
+    from pmvit.models import adapter_for
+
+    config = adapter_for(model).data_config(model)
+    num_classes = getattr(model, "num_classes", None) if labels else None
+    return image_folder(
+        data, config, num_classes=num_classes or None, batch_size=batch_size, workers=workers, **options
+    )
+
+
+def print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=1))
+
+
+def run_score(
+    model: "nn.Module", loader: "FolderLoader", output: Path, options: dict[str, Any], is_main: bool
+) -> "Scores":
+    """Score and write the scores; partial sums are kept beside them, so that a stopped run goes on where it was."""
+    import pmvit
+
+    partial = output.with_name(output.name + ".partial")
+    try:
+        scores = pmvit.score(model, loader, checkpoint=partial, progress=is_main, **given(options, SCORE_OPTIONS))
+    except KeyboardInterrupt:
+        fail("stopped; the same command goes on from the last batch", code=130)
+    if is_main:
+        scores.save(output)
+        partial.unlink(missing_ok=True)
+    if loader.broken:
+        console.print(loader.broken.summary(), style="yellow")
+    return scores
+
+
+def print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:
+    from pmvit.planning.drawing import table
+
+    console.print(table(plan))
+    summary = Table(show_edge=False, pad_edge=False)
+    for name in ("", "original", "compressed", "ratio"):
+        summary.add_column(name, justify="right" if name else "left")
+    summary.add_row(
+        "GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", f"{before.macs / after.macs:.2f}x fewer"
+    )
+    parameters = (before.parameters, after.parameters)
+    change = f"{after.parameters / before.parameters - 1:+.2%}"
+    summary.add_row("parameters", *(f"{count / 1e6:.3f} M" for count in parameters), change)
+    share = f"{after.module_macs / after.macs:.2%} of the total"
+    summary.add_row("merge + reconstruct", "-", f"{after.module_macs / 1e6:.2f} MFLOPs", share)
+    console.print(summary)
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    Console(stderr=True).print(Text.assemble(("pmvit: ", "bold red"), message), soft_wrap=True)
+    sys.exit(code)

@@ -1,0 +1,91 @@
+"""Look at a model: `info`, `evaluate`, `demo`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from pmvit.cli.common import app, console, open_loader, print_info, print_json
+from pmvit.cli.options import AsJson, BatchSize, Data, Device, Output, Saved, Workers
+from pmvit.errors import PmvitError
+
+
+@app.command()
+def info(
+    model: Saved,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw what each block keeps, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a saved model keeps in each block, and what it costs before and after."""
+    import pmvit
+    from pmvit.compress import compression_of
+
+    network = pmvit.load(model)
+    after = pmvit.flops(network)
+    compression = compression_of(network)
+    if compression is None:
+        raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
+    before = pmvit.flops(pmvit.decompress(network))
+    made = compression.plan
+    if as_json:
+        blocks = {
+            i: {"kept": p.num_kept, "merged": p.num_merged, "pruned": p.num_pruned} for i, p in made.layers.items()
+        }
+        print_json({"blocks": blocks, "original": asdict(before), "compressed": asdict(after)})
+        return
+    print_info(made, before, after)
+    if draw:
+        console.print(made.draw(console.width))
+
+
+@app.command()
+def evaluate(
+    model: Saved,
+    data: Data,
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
+    device: Device = "cpu",
+    strict: Annotated[bool, typer.Option("--strict", help="A broken image is an error.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure accuracy, and agreement with the same weights uncompressed."""
+    import copy
+
+    import pmvit
+    from pmvit.compress import compression_of
+
+    network = pmvit.load(model, device=device)
+    original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
+    loader = open_loader(network, data, batch_size, workers, strict=strict)
+    result = pmvit.evaluate(network, loader, reference=original)
+    if as_json:
+        print_json({**asdict(result), "broken_files": {str(k): v for k, v in loader.broken.files.items()}})
+        return
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column(f"{result.images} images")
+    table.add_column(str(model), justify="right")
+    rows = {
+        "top-1": (result.top1, "{:.2%}"),
+        "  standard error": (result.top1_error, "{:.2%}"),
+        "top-5": (result.top5, "{:.2%}"),
+        "cross-entropy": (result.cross_entropy, "{:.4f}"),
+        "top-1 uncompressed": (result.reference_top1, "{:.2%}"),
+        "agreement with it": (result.agreement, "{:.2%}"),
+        "KL from it": (result.kl, "{:.4f}"),
+    }
+    for name, (value, form) in rows.items():
+        if value is not None:
+            table.add_row(name, form.format(value))
+    console.print(table)
+    if loader.broken:
+        console.print(loader.broken.summary(), style="yellow")
+
+
+@app.command()
+def demo(output: Output = Path("demo-output")) -> None:
+    """Compress the built-in ViT; print accuracy and speed before and after, write a picture of its blocks."""
+    from pmvit.demo import run
+
+    run(output, console)

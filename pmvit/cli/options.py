@@ -1,0 +1,129 @@
+"""What the verbs are told: their arguments and options, each said once."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+ModelName = Annotated[str, typer.Argument(help="A timm architecture, hf-hub:owner/name, or what pmvit saved.")]
+Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or a .safetensors file.")]
+WeightsFile = Annotated[Path | None, typer.Option("--weights", help="Weights file; without it timm fetches its own.")]
+ModelArguments = Annotated[
+    list[str] | None, typer.Option("--model-arg", help="More for timm.create_model, as name=value; may be repeated.")
+]
+DataArguments = Annotated[
+    list[str] | None, typer.Option("--data-arg", help="How images are prepared, as in mean=[0.5,0.5,0.5]; repeatable.")
+]
+DATA_HELP = "Folder of images, in one subfolder a class or alone; hf:NAME@SPLIT, hf-stream:NAME@SPLIT; or *.tar shards."
+Data = Annotated[str, typer.Option("--data", help=DATA_HELP)]
+Validation = Annotated[
+    str | None, typer.Option("--val", help="Images to validate on; if not given, --data/val or --data/test.")
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images a batch.")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes that read images.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, ...")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+SCORE_OPTIONS = {
+    "iterations": Annotated[int | None, typer.Option(min=1, help="Batches to score at most; 500 if not given.")],
+    "scorer": Annotated[str | None, typer.Option(help="grad_attn, attn, class_attn, grad_class_attn, grad or random.")],
+    "loss": Annotated[str | None, typer.Option(help="labels; or predicted, entropy, which need no labels.")],
+    "abs_per_sample": Annotated[
+        bool | None, typer.Option("--abs-per-sample/--abs-per-batch", help="Where scores are made absolute.")
+    ],
+}
+PLAN_OPTIONS = {
+    "keep": Annotated[float | None, typer.Option(help="Share of the patch tokens to keep.")],
+    "prune": Annotated[float | None, typer.Option(help="Share of the patch tokens to prune; the rest merge.")],
+    "gflops": Annotated[float | None, typer.Option(help="Budget in GFLOPs (MACs), instead of --keep.")],
+    "flops_share": Annotated[float | None, typer.Option(help="Budget as a share of the original's FLOPs.")],
+    "speedup": Annotated[
+        float | None, typer.Option(help="Budget as a speed-up measured on this machine, eager, in batches of 16.")
+    ],
+    "scope": Annotated[str | None, typer.Option(help="global or local.")],
+    "normalize_layers": Annotated[
+        bool | None, typer.Option("--normalize-layers/--no-normalize-layers", help="Scores of a layer over their norm.")
+    ],
+    "layer_decay": Annotated[float | None, typer.Option(help="Scores of layer l times 1 - decay * l.")],
+    "grouping": Annotated[str | None, typer.Option(help="grid, row or segment.")],
+    "weight_rule": Annotated[str | None, typer.Option(help="sum, average, normalize, max, mean, ones or gaussian.")],
+    "reconstruct": Annotated[str | None, typer.Option(help="residual or pinv.")],
+    "attention_bias": Annotated[
+        bool | None, typer.Option("--attention-bias/--no-attention-bias", help="Attention to a group by its log size.")
+    ],
+    "skip": Annotated[list[int] | None, typer.Option(help="A block to leave alone; may be repeated.")],
+}
+FINETUNE_OPTIONS = {
+    "epochs": Annotated[int | None, typer.Option(help="Passes over the training images.")],
+    "batch_size": Annotated[int | None, typer.Option(help="Images a step, over all processes.")],
+    "accumulate": Annotated[int | None, typer.Option(help="Passes a step, if one does not fit into memory.")],
+    "optimizer": Annotated[str | None, typer.Option(help="One of timm's optimizers.")],
+    "lr": Annotated[float | None, typer.Option(help="Highest learning rate.")],
+    "min_lr": Annotated[float | None, typer.Option(help="Learning rate at the end.")],
+    "warmup_epochs": Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")],
+    "scheduler": Annotated[str | None, typer.Option(help="cosine, tanh, poly, step or multistep.")],
+    "weight_decay": Annotated[float | None, typer.Option(help="On weights; never on M and R.")],
+    "clip": Annotated[float | None, typer.Option(help="Largest norm of the gradient; 0 for any.")],
+    "ema": Annotated[float | None, typer.Option(help="Decay of a moving average of the weights; 0 for none.")],
+    "alpha": Annotated[float | None, typer.Option(help="Weight of the divergence from the original (Eq. 11).")],
+    "temperature": Annotated[float | None, typer.Option(help="Of the distributions that are compared.")],
+    "labels": Annotated[
+        bool | None, typer.Option("--labels/--label-free", help="Without labels: the divergence alone.")
+    ],
+    "label_smoothing": Annotated[float | None, typer.Option(help="Share of a label spread over all classes.")],
+    "token_alpha": Annotated[float | None, typer.Option(help="Weight of token-level distillation.")],
+    "token_blocks": Annotated[list[int] | None, typer.Option(help="A block whose tokens are compared; repeatable.")],
+    "matrices": Annotated[str | None, typer.Option(help="frozen, learnable or learnable+frozen.")],
+    "freeze_matrices_after": Annotated[int | None, typer.Option(help="Epochs in which M and R learn.")],
+    "matrix_lr_factor": Annotated[float | None, typer.Option(help="Learning rate of M and R, as a multiple.")],
+    "crop_scale": Annotated[tuple[float, float] | None, typer.Option(help="Shares of an image that crops show.")],
+    "hflip": Annotated[float | None, typer.Option(help="Probability that an image is mirrored.")],
+    "color_jitter": Annotated[float | None, typer.Option(help="Strength of colour changes.")],
+    "auto_augment": Annotated[str | None, typer.Option(help="timm's policy, as rand-m9-mstd0.5-inc1; or none.")],
+    "random_erasing": Annotated[float | None, typer.Option(help="Probability that a part is erased.")],
+    "mixup": Annotated[float | None, typer.Option(help="Alpha of mixup.")],
+    "cutmix": Annotated[float | None, typer.Option(help="Alpha of cutmix.")],
+    "cpu": Annotated[bool | None, typer.Option("--cpu/--no-cpu", help="Train on the CPU even beside a GPU.")],
+    "mixed_precision": Annotated[str | None, typer.Option(help="no, fp16 or bf16; else as accelerate is set up.")],
+    "channels_last": Annotated[bool | None, typer.Option("--channels-last/--channels-first", help="Memory format.")],
+    "compile": Annotated[bool | None, typer.Option("--compile/--no-compile", help="With torch.compile.")],
+    "seed": Annotated[int | None, typer.Option(help="Of everything random.")],
+    "workers": Annotated[int | None, typer.Option(help="Processes that read images.")],
+    "checkpoint_every": Annotated[int | None, typer.Option(help="Steps between checkpoints within an epoch.")],
+    "keep_checkpoints": Annotated[int | None, typer.Option(help="How many of the last ones are kept.")],
+    "log_with": Annotated[str | None, typer.Option(help="A tracker of accelerate, as tensorboard.")],
+}
+Preset = Annotated[
+    str | None,
+    typer.Option(help="deit_tiny, deit_small, mae_base, swin_tiny, segmenter or quick; options override it."),
+]
+EpochImages = Annotated[int | None, typer.Option(help="Images that make an epoch, where a stream cannot be counted.")]
+Paper = Annotated[bool, typer.Option("--paper", help="The paper's choices wherever an option is not given.")]
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_options(*groups: dict[str, Any]) -> Callable[[Command], Command]:
+    """Give a command the options of these groups, all of them `None` if not given, in place of its `**options`."""
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for group in groups
+            for name, annotation in group.items()
+        ]
+        command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
+        return command
+
+    return decorate
+
+
+def given(options: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    """Those options of a group that were given."""
+    return {name: options[name] for name in group if options[name] is not None}

@@ -1,0 +1,213 @@
+"""Train a compressed model: `finetune`, and `run` for everything in one go."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.table import Table
+
+from pmvit.cli.common import (
+    app,
+    console,
+    fail,
+    follow_paper,
+    meter,
+    open_model,
+    pairs,
+    plan_options_of,
+    print_json,
+    processes,
+    split_folders,
+)
+from pmvit.cli.options import (
+    FINETUNE_OPTIONS,
+    PLAN_OPTIONS,
+    SCORE_OPTIONS,
+    AsJson,
+    Data,
+    DataArguments,
+    EpochImages,
+    ModelArguments,
+    ModelName,
+    Output,
+    Paper,
+    Preset,
+    Validation,
+    WeightsFile,
+    given,
+    with_options,
+)
+from pmvit.errors import PmvitError
+
+if TYPE_CHECKING:
+    from pmvit.evaluation import Evaluation
+    from pmvit.prune_merge import Learn
+    from pmvit.training import FinetuneConfig
+
+
+def _config(preset: str | None, options: dict[str, Any]) -> "FinetuneConfig":
+    from pmvit.training import FinetuneConfig
+
+    chosen = _chosen(options)
+    return FinetuneConfig.preset(preset, **chosen) if preset is not None else FinetuneConfig(**chosen)
+
+
+def _chosen(options: dict[str, Any]) -> dict[str, Any]:
+    chosen = given(options, FINETUNE_OPTIONS)
+    if chosen.get("auto_augment") == "none":
+        chosen["auto_augment"] = None
+    if "token_blocks" in chosen:
+        chosen["token_blocks"] = tuple(chosen["token_blocks"])
+    return chosen
+
+
+def _absolute(path: str | None) -> str | None:
+    """A path that is found again from elsewhere; what is no local path stays as it is."""
+    return str(Path(path).resolve()) if path is not None and Path(path).exists() else path
+
+
+@app.command()
+@with_options(FINETUNE_OPTIONS)
+def finetune(
+    model: Annotated[str | None, typer.Argument(help="What pmvit saved; or an architecture, to tune it first.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Training images, as for score.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the run.")] = None,
+    val: Validation = None,
+    teacher: Annotated[str | None, typer.Option(help="Another teacher than the model uncompressed.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder, as it was started.")] = None,
+    preset: Preset = None,
+    weights: WeightsFile = None,
+    model_arg: ModelArguments = None,
+    data_arg: DataArguments = None,
+    epoch_images: EpochImages = None,
+    as_json: AsJson = False,
+    **options: Any,
+) -> None:
+    """Fine-tune with self-distillation; can be stopped and resumed at any time, and run by many processes."""
+    import pmvit
+    from pmvit.training.record import RunRecord
+
+    if resume is not None:
+        if any(value is not None for value in (model, data, output, val, teacher, preset, weights, epoch_images)):
+            raise PmvitError(
+                "--resume goes on as the run was started; model, images, teacher and preset are known to it"
+            )
+        record = RunRecord.read(resume)
+        command, output = record.command, resume
+        if not command:
+            raise PmvitError(f"the run in {resume} was started from Python: resume it there, with resume=True")
+        config = replace(record.config, **_chosen(options))
+    else:
+        if model is None or data is None or output is None:
+            raise PmvitError("expected a model, --data and -o; or --resume with the folder of a run")
+        train, val = split_folders(data, val)
+        command = {
+            "model": _absolute(model),
+            "weights": _absolute(str(weights)) if weights is not None else None,
+            "model_arg": model_arg,
+            "data_arg": data_arg,
+            "data": _absolute(train),
+            "val": _absolute(val),
+            "teacher": _absolute(teacher),
+            "epoch_images": epoch_images,
+        }
+        config = _config(preset, options)
+    here = processes("cpu" if config.cpu else "cuda")
+    file = Path(command["weights"]) if command["weights"] is not None else None
+    network = open_model(command["model"], file, command["model_arg"], command["data_arg"], "cpu")
+    other = None if command["teacher"] is None else open_model(command["teacher"], None, None, None, "cpu")
+    result = pmvit.finetune(
+        network,
+        train=command["data"],
+        val=command["val"],
+        teacher=other,
+        config=config,
+        output=output,
+        resume=resume is not None,
+        epoch_images=command["epoch_images"],
+        command=command,
+    )
+    if not here.is_main:
+        return
+    if as_json:
+        print_json(asdict(result))
+        return
+    _print_tuned(result.best, result.best_epoch, config.epochs)
+    if result.broken:
+        from pmvit.data.folder import Broken
+
+        console.print(Broken(result.broken).summary(what="left out of training"), style="yellow")
+    console.print(f"tuned model: {output}")
+
+
+def _print_tuned(best: "Evaluation | None", epoch: int, epochs: int) -> None:
+    if best is None:
+        console.print(f"{epochs} epochs done; no images to validate on were given")
+    elif best.top1 is not None:
+        console.print(f"best after epoch {epoch} of {epochs}: top-1 {best.top1:.2%} on {best.images} images")
+    else:
+        console.print(f"best after epoch {epoch} of {epochs}: KL {best.kl:.4f} on {best.images} images")
+
+
+@app.command()
+@with_options(PLAN_OPTIONS, SCORE_OPTIONS, FINETUNE_OPTIONS)
+def run(
+    model: ModelName,
+    data: Data,
+    output: Output,
+    val: Validation = None,
+    preset: Preset = None,
+    weights: WeightsFile = None,
+    model_arg: ModelArguments = None,
+    data_arg: DataArguments = None,
+    paper: Paper = False,
+    learn: Annotated[str, typer.Option("--learn", help="What tuning may change of M and R: group, dense.")] = "group",
+    epoch_images: EpochImages = None,
+    as_json: AsJson = False,
+    **options: Any,
+) -> None:
+    """Score, plan, compress, fine-tune and evaluate; the same command again goes on where it was."""
+    import pmvit
+
+    train, val = split_folders(data, val)
+    if val is None:
+        raise PmvitError(f"expected --val, or folders train and val below {data}: something to evaluate on")
+    follow_paper(options, paper)
+    config = _config(preset, options)
+    here = processes("cpu" if config.cpu else "cuda")
+    network = open_model(model, weights, model_arg, data_arg, "cpu")
+    try:
+        results = pmvit.run(
+            network,
+            train=train,
+            val=val,
+            output=output,
+            score_config=pmvit.ScoreConfig(**given(options, SCORE_OPTIONS)),
+            plan_config=pmvit.PlanConfig(**plan_options_of(options, paper)),
+            finetune_config=config,
+            learn=cast("Learn", learn),
+            arguments=pairs("--model-arg", model_arg),
+            epoch_images=epoch_images,
+            measure=meter(network),
+            process=(here.index, here.count),
+            wait=here.wait,
+        )
+    except KeyboardInterrupt:
+        fail("stopped; the same command goes on where it was", code=130)
+    if not here.is_main:
+        return
+    if as_json:
+        print_json({"evaluations": {k: asdict(v) for k, v in results.evaluations.items()}, "gflops": results.gflops})
+        return
+    table = Table(show_edge=False, pad_edge=False)
+    images = next(iter(results.evaluations.values())).images
+    for title in (f"{images} images", "GFLOPs", "top-1", "top-5", "agreement", "KL"):
+        table.add_column(title, justify="left" if "images" in title else "right")
+    for stage, result in results.evaluations.items():
+        shares = (result.top1, result.top5, result.agreement)
+        cells = ["-" if share is None else f"{share:.2%}" for share in shares]
+        kl = "-" if result.kl is None else f"{result.kl:.4f}"
+        table.add_row(stage, f"{results.gflops[stage]:.3f}", *cells, kl)
+    console.print(table)
+    console.print(f"tuned model: {output}")

@@ -1,0 +1,171 @@
+"""`run`: score, plan, compress, fine-tune and evaluate in one go; started again, it goes on where it was."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pmvit.compress import CONFIG_FILE, compress, load, save
+from pmvit.cost import flops
+from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.errors import PmvitError
+from pmvit.evaluation import Evaluation, evaluate
+from pmvit.files import check_fields, read_document, write_text
+from pmvit.fingerprint import fingerprint
+from pmvit.models import adapter_for
+from pmvit.planning import Plan, PlanConfig, plan
+from pmvit.prune_merge import Learn
+from pmvit.scoring import ScoreConfig, Scores, score
+from pmvit.training import FinetuneConfig, finetune
+
+RUN_FILE, SCORES_FILE, COMPRESSED, RESULTS_FILE = "run.json", "scores.json", "compressed", "results.json"
+FORMAT, VERSION = "pmvit-run", 1
+STAGES = ("original", "compressed", "tuned")
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """Accuracy and cost of the original, of the compressed model before tuning, and of the tuned one."""
+
+    evaluations: dict[str, Evaluation]
+    gflops: dict[str, float]
+
+
+def run(
+    model: nn.Module,
+    *,
+    train: str | Path,
+    val: str | Path,
+    output: str | Path,
+    score_config: ScoreConfig | None = None,
+    plan_config: PlanConfig | None = None,
+    finetune_config: FinetuneConfig | None = None,
+    learn: Learn = "group",
+    arguments: dict[str, Any] | None = None,
+    score_batch_size: int = 64,
+    epoch_images: int | None = None,
+    measure: Callable[[Plan], float] | None = None,
+    process: tuple[int, int] = (0, 1),
+    wait: Callable[[], None] = lambda: None,
+    progress: bool = True,
+) -> RunResults:
+    """Make a faster model of a pretrained one, from scores to fine-tuned weights, stage by stage.
+
+    The folder gets the scores, the model as compressed (`compressed/`), the tuned model itself with all that `finetune`
+    writes, and `results.json`. A stage that is done is not done again; one that was interrupted goes on.
+
+    Args:
+        model: The original.
+        train: Training images, for scores and fine-tuning, as `open_source` takes them.
+        val: Images to validate and evaluate on.
+        output: The folder.
+        score_config: How to score.
+        plan_config: What to keep.
+        finetune_config: How to fine-tune.
+        learn: What tuning may change of M and R.
+        arguments: What the host library's model was created with, where it cannot be read off the model.
+        score_batch_size: Images a batch, for the scores.
+        epoch_images: How many images make an epoch, for a stream that cannot be counted.
+        measure: The speed-up of a plan, for a budget in speed-up.
+        process: Which of how many processes this is; only the first one writes.
+        wait: Waits until all processes are there.
+        progress: Show progress bars.
+
+    Raises:
+        PmvitError: If the folder holds a run of another model, other images or other options.
+    """
+    folder = Path(output)
+    configs = (score_config or ScoreConfig(), plan_config or PlanConfig(), finetune_config or FinetuneConfig())
+    scoring, planning, tuning = configs
+    is_main = process[0] == 0
+    _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
+    wait()
+    if not (folder / SCORES_FILE).exists():
+        partial = folder / f"{SCORES_FILE}.partial"
+        loader = _loader(model, train, score_batch_size, tuning.workers, shuffle=True, process=process)
+        scores = score(model, loader, scoring, checkpoint=partial, progress=progress and is_main)
+        if is_main:
+            scores.save(folder / SCORES_FILE)
+            partial.unlink(missing_ok=True)
+        wait()
+    if is_main and not (folder / COMPRESSED / CONFIG_FILE).exists():
+        made = plan(Scores.load(folder / SCORES_FILE), planning, measure=measure)
+        save(compress(model, made, learn=learn), folder / COMPRESSED, arguments=arguments)
+    wait()
+    small = load(folder / COMPRESSED)
+    finetune(
+        small,
+        train=train,
+        val=val,
+        teacher=model,
+        config=tuning,
+        output=folder,
+        resume=True,
+        epoch_images=epoch_images,
+        progress=progress,
+    )
+    if is_main and not (folder / RESULTS_FILE).exists():
+        _evaluate(folder, model, val, tuning.workers, progress)
+    wait()
+    return read_results(folder)
+
+
+def _what_it_is(
+    model: nn.Module, train: str | Path, val: str | Path, configs: tuple[Any, Any, Any], learn: str
+) -> dict[str, Any]:
+    scoring, planning, tuning = configs
+    described = {"score": asdict(scoring), "plan": asdict(planning), "finetune": asdict(tuning), "learn": learn}
+    return {"model": fingerprint(model), "train": str(train), "val": str(val), **described}
+
+
+def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
+    """Write down which run this folder is for, or see that it is for the same one."""
+    path = folder / RUN_FILE
+    if not path.exists():
+        if is_main:
+            write_text(path, json.dumps({"format": FORMAT, "version": VERSION, **what}, indent=1) + "\n")
+        return
+    document = check_fields(read_document(path, FORMAT, VERSION), ("format", "version", *what), str(path))
+    for name, here in json.loads(json.dumps(what)).items():
+        there = document[name]
+        if here != there and name == "finetune":
+            continue  # fine-tuning knows itself what may change between two starts
+        if here != there:
+            raise PmvitError(f"{folder} holds a run with another {name} ({there}, not {here}): choose another folder")
+
+
+def _loader(
+    model: nn.Module, data: str | Path, batch: int, workers: int, *, shuffle: bool, process: tuple[int, int] = (0, 1)
+) -> FolderLoader:
+    return image_folder(
+        data,
+        adapter_for(model).data_config(model),
+        num_classes=getattr(model, "num_classes", None) or None,
+        batch_size=batch,
+        workers=workers,
+        shuffle=shuffle,
+        process=process[0],
+        processes=process[1],
+    )
+
+
+def _evaluate(folder: Path, model: nn.Module, val: str | Path, workers: int, progress: bool) -> None:
+    device = next(model.parameters()).device
+    models = {"original": model, "compressed": load(folder / COMPRESSED), "tuned": load(folder)}
+    rows = {}
+    for stage, candidate in models.items():
+        loader = _loader(model, val, 64, workers, shuffle=False)
+        reference = None if stage == "original" else model
+        result = evaluate(candidate.to(device), loader, reference=reference, progress=progress)
+        rows[stage] = {"gflops": flops(candidate).gflops, **asdict(result)}
+    write_text(folder / RESULTS_FILE, json.dumps(rows, indent=1) + "\n")
+
+
+def read_results(folder: Path) -> RunResults:
+    """The results of a run that came to its end."""
+    rows = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    costs = {stage: row.pop("gflops") for stage, row in rows.items()}
+    return RunResults({stage: Evaluation(**row) for stage, row in rows.items()}, costs)
