@@ -1,5 +1,6 @@
 """What several verbs do: make models and loaders of what the user named, print, fail."""
 
+import atexit
 import json
 import os
 import sys
@@ -59,6 +60,7 @@ def processes(device: str = "cpu") -> Processes:
     from accelerate import PartialState
 
     state = PartialState(cpu=device == "cpu")
+    atexit.register(state.destroy_process_group)
     console.quiet = state.process_index > 0
     return Processes(state.process_index, state.num_processes)
 

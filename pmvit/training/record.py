@@ -14,7 +14,7 @@ from pmvit.files import check_fields, config_from, read_document, write_text
 from pmvit.fingerprint import fingerprint
 from pmvit.training.config import FinetuneConfig
 
-FILE = "finetune.json"
+FILE, CHECKPOINTS = "finetune.json", "checkpoints"
 FORMAT, VERSION = "pmvit-finetune", 1
 FREE = {"workers", "cpu", "checkpoint_every", "keep_checkpoints", "log_with", "compile", "accumulate"}
 
@@ -67,7 +67,8 @@ class RunRecord:
         Raises:
             PmvitError: If it is of another run, or there is one and it is not to be resumed.
         """
-        if not (folder / FILE).exists():
+        begun = (folder / CHECKPOINTS).is_dir() and any((folder / CHECKPOINTS).iterdir())
+        if not (folder / FILE).exists() or not (begun or resume):
             return None
         before = RunRecord.read(folder)
         if not resume:

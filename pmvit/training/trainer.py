@@ -38,10 +38,10 @@ from pmvit.training.config import FinetuneConfig
 from pmvit.training.loss import finetune_loss, tapped_tokens
 from pmvit.training.matrices import parameter_groups, set_learnable
 from pmvit.training.metrics import MetricsLog, draw_curves
-from pmvit.training.record import RunRecord
+from pmvit.training.record import CHECKPOINTS, RunRecord
 from pmvit.training.signals import StoppedError, StopSignals
 
-CHECKPOINTS, LAST = "checkpoints", "last"
+LAST = "last"
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,10 @@ class Trainer:
         set_learnable(self.model, True)
         self.accelerator.unwrap_model(self._sync, keep_fp32_wrapper=False)
         self.model.eval()
-        self.ac    def _train(self, epoch: int, stop: StopSignals, bar: Bar) -> None:
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+
+    def _train(self, epoch: int, stop: StopSignals, bar: Bar) -> None:
         """The steps of an epoch that are left to do."""
         done = self.step % self.steps_per_epoch
         self.model.train()
@@ -205,8 +208,6 @@ class Trainer:
                     self._checkpoint()
                 if self._received:
                     self._stop()
-
-elf._received = received
 
     def _step(
         self, epoch: int, number: int, batches: Iterator[TrainingBatch], stop: StopSignals
