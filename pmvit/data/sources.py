@@ -18,6 +18,7 @@ from PIL import Image
 from timm.data.imagenet_info import ImageNetInfo
 from timm.data.readers.img_extensions import get_img_extensions
 from timm.utils.misc import natural_key
+from torch.utils.data import get_worker_info
 
 from pmvit.errors import PmvitError
 
@@ -200,7 +201,9 @@ class HuggingFaceStream:
         dataset = self.dataset
         if seed is not None:
             dataset = dataset.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
-        for number, row in enumerate(dataset.shard(num_shards=parts, index=part)):
+        worker = get_worker_info()
+        workers = worker.num_workers if worker is not None else 1  # among which the dataset shares itself
+        for number, row in enumerate(dataset.shard(num_shards=parts // workers, index=part // workers)):
             name = f"row {number} of part {part} of {self.name}"
             yield _hugging_face_sample(row, self.image_column, self.label_column, name)
 
