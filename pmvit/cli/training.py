@@ -85,6 +85,9 @@ def finetune(
     **options: Any,
 ) -> None:
     """Fine-tune with self-distillation; can be stopped and resumed at any time, and run by many processes."""
+    if resume is None and (model is None or data is None or output is None):
+        raise PmvitError("expected a model, --data and -o; or --resume with the folder of a run")
+
     import pmvit
     from pmvit.training.record import RunRecord
 
@@ -99,9 +102,7 @@ def finetune(
             raise PmvitError(f"the run in {resume} was started from Python: resume it there, with resume=True")
         config = replace(record.config, **_chosen(options))
     else:
-        if model is None or data is None or output is None:
-            raise PmvitError("expected a model, --data and -o; or --resume with the folder of a run")
-        train, val = split_folders(data, val)
+        train, val = split_folders(cast("str", data), val)
         command = {
             "model": _absolute(model),
             "weights": _absolute(str(weights)) if weights is not None else None,

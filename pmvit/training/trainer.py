@@ -108,7 +108,7 @@ class Trainer:
         self.teacher_tokens = self._tap(self.teacher) if self.teacher is not None else {}
         groups = parameter_groups(model, config)
         self._trained = [parameter for group in groups for parameter in group["params"]]
-        optimizer = create_optimizer_v2(groups, opt=config.optimizer, lr=config.lr, weight_decay=0.0)
+        optimizer = _optimizer(groups, config)
         self.schedule, _ = create_scheduler_v2(
             optimizer,
             sched=config.scheduler,
@@ -387,6 +387,14 @@ class Trainer:
         if self.config.log_with is not None:
             numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
             self.accelerator.log(numbers, step=self.step)
+
+
+def _optimizer(groups: list[dict[str, Any]], config: FinetuneConfig) -> torch.optim.Optimizer:
+    try:
+        return create_optimizer_v2(groups, opt=config.optimizer, lr=config.lr, weight_decay=0.0)
+    except (KeyError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PmvitError(f"expected one of timm's optimizers, got {config.optimizer!r} ({reason})") from None
 
 
 def num_classes_of(model: nn.Module) -> int | None:
