@@ -14,8 +14,17 @@ from torch.utils.data import DataLoader, TensorDataset
 import pmvit
 from pmvit.data.folder import image_folder
 from pmvit.data.sources import open_source
-from pmvit.data.training import LoaderData, TrainingBatch, TrainingData, open_training_data, training_transform
+from pmvit.data.training import (
+    BatchTransform,
+    LoaderData,
+    TrainingBatch,
+    TrainingData,
+    open_training_data,
+    training_transform,
+)
 from tests.test_training import make_pictures
+
+from timm.data.transforms_factory import create_transform  # isort: skip  # after pmvit
 
 CONFIG: dict[str, Any] = {
     "input_size": (3, 32, 32),
@@ -30,7 +39,6 @@ AUGMENTATION: dict[str, Any] = {
     "hflip": 0.5,
     "color_jitter": 0.3,
     "auto_augment": None,
-    "random_erasing": 0.2,
 }
 
 
@@ -167,12 +175,25 @@ def test_broken_images_are_replaced_and_named(pictures: Path, tmp_path: Path) ->
 
 
 def test_no_random_crop_shows_the_middle_square() -> None:
-    transform = training_transform(CONFIG, **{**AUGMENTATION, "crop_scale": (1.0, 1.0), "hflip": 0, "color_jitter": 0,
-                                              "random_erasing": 0})  # fmt: skip
+    transform = training_transform(CONFIG, crop_scale=(1.0, 1.0), hflip=0, color_jitter=0, auto_augment=None)
     image = Image.new("RGB", (96, 32))
     image.paste((255, 255, 255), (32, 0, 64, 32))
     tensor: Tensor = transform(image)
-    assert torch.equal(tensor, torch.ones(3, 32, 32))
+    assert torch.equal(tensor, torch.full((3, 32, 32), 255, dtype=torch.uint8))
+
+
+def test_training_and_evaluation_prepare_images_alike(pictures: Path) -> None:
+    """Without augmentation, a training image is what evaluation sees."""
+    transform = training_transform(CONFIG, crop_scale=(1.0, 1.0), hflip=0, color_jitter=0, auto_augment=None)
+    path = next(iter(sorted(pictures.rglob("*.png"))))
+    square = Image.open(path).crop((7, 0, 103, 96))
+    finish = BatchTransform(CONFIG, 0.0, torch.device("cpu"))
+    trained = finish(transform(square)[None])
+    evaluated = create_transform(**{**CONFIG, "input_size": (3, 32, 32)})(square)[None]
+    assert torch.allclose(trained, evaluated, atol=1e-6)
+    assert torch.equal(finish(trained), trained)  # what is no bytes is ready
+    erased = BatchTransform(CONFIG, 1.0, torch.device("cpu"))(transform(square)[None])
+    assert 0.01 < (erased != trained).float().mean() < 0.5
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,14 @@ def seed_all(seed: int) -> None:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed all generators for a while, and put them back."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+def seeded(seed: int, restore: bool = True) -> Iterator[None]:
+    """Seed all generators for a while, and put them back; a worker, in which nothing else draws, can leave them."""
+    states = (random.getstate(), np.random.get_state(), torch.get_rng_state()) if restore else None
     seed_all(seed)
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        if states is not None:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])

@@ -70,7 +70,7 @@ def finetune(
             return _finished(model, folder, before)
     accelerator = _accelerator(model, config, folder)
     process = (accelerator.process_index, accelerator.num_processes)
-    data = _training_data(model, train, config, process, epoch_images)
+    data = training_data(model, train, config, process, epoch_images)
     trainer = Trainer(model, teacher, data, config, accelerator, folder)
     validation = _validation_data(model, val, config, process)
     try:
@@ -106,9 +106,10 @@ def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) 
         raise PmvitError(f"accelerate cannot be set up as asked ({str(error).splitlines()[0]})") from None
 
 
-def _training_data(
+def training_data(
     model: nn.Module, train: Any, config: FinetuneConfig, process: tuple[int, int], epoch_images: int | None
 ) -> TrainingData:
+    """The batches of this process: of a loader as they come, of a path as the configuration says."""
     if not isinstance(train, (str, Path)):
         return LoaderData(train, seed=config.seed, process=process)
     passes = config.accumulate * process[1]
@@ -124,7 +125,6 @@ def _training_data(
         hflip=config.hflip,
         color_jitter=config.color_jitter,
         auto_augment=config.auto_augment,
-        random_erasing=config.random_erasing,
     )
     return open_training_data(
         train,

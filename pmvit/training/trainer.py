@@ -21,10 +21,11 @@ from pmvit._modes import evaluation_mode
 from pmvit.compress import load_tensors, save
 from pmvit.data.batches import unpack
 from pmvit.data.seeding import seed_all, seed_for
-from pmvit.data.training import TrainingBatch, TrainingData
+from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
 from pmvit.errors import PmvitError
 from pmvit.evaluation import Evaluation, evaluate
 from pmvit.evaluation.classification import pooled
+from pmvit.models import adapter_for
 from pmvit.progress import Bar
 from pmvit.training.checkpoint import (
     Checkpoint,
@@ -127,6 +128,8 @@ class Trainer:
         self._forward = torch.compile(prepared) if config.compile else prepared
         self._ask: Any = torch.compile(self.teacher) if config.compile and self.teacher is not None else self.teacher
         self._mix = self._mixup()
+        data_config = adapter_for(model).data_config(model)
+        self._finish_images = BatchTransform(data_config, config.random_erasing, device)
 
     @property
     def total_steps(self) -> int:
@@ -250,8 +253,8 @@ class Trainer:
 
     def _losses(self, batch: TrainingBatch) -> dict[str, Tensor]:
         device = self.accelerator.device
-        memory = torch.channels_last if self.config.channels_last else torch.preserve_format
-        images = batch.images.to(device, non_blocking=True, memory_format=memory)
+        memory = torch.channels_last if self.config.channels_last else torch.contiguous_format
+        images = self._finish_images(batch.images.to(device, non_blocking=True)).contiguous(memory_format=memory)
         labels = None
         if self.config.labels and batch.labels is not None:
             labels = batch.labels.to(device, non_blocking=True)

@@ -1,0 +1,122 @@
+"""What the training loop costs beside the computation: data, logging and checkpoints over bare steps.
+
+    python -m benchmarks.loop
+
+A run of `finetune` on a folder of images is held up after every few steps, and as many bare steps (the same model,
+teacher, optimizer and batch size; one batch, in memory) are timed before it goes on.
+"""
+
+import copy
+import json
+import os
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from torch import nn
+
+import pmvit
+from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
+from pmvit.loading import create_model
+from pmvit.models import adapter_for
+from pmvit.runtime.timing import speedup
+from pmvit.training import FinetuneConfig
+from pmvit.training.loss import finetune_loss
+from pmvit.training.matrices import parameter_groups
+from pmvit.training.record import RunRecord
+from pmvit.training.run import training_data
+from pmvit.training.trainer import Trainer
+
+import timm  # isort: skip  # after pmvit, which lets torchvision import
+
+DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
+STEPS = 16
+CONFIG = FinetuneConfig.preset("quick", workers=1, cpu=True, warmup_epochs=0)
+
+
+class BareSteps:
+    """Forward, backward and update, and nothing else."""
+
+    def __init__(self, model: nn.Module, teacher: nn.Module) -> None:
+        self.model = copy.deepcopy(model).train()
+        self.teacher = copy.deepcopy(teacher).eval()
+        self.optimizer = torch.optim.AdamW(parameter_groups(self.model, CONFIG), lr=1e-6)
+
+    def run(self, batch: TrainingBatch, count: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(count):
+            with torch.inference_mode():
+                taught = self.teacher(batch.images)
+            finetune_loss(CONFIG, self.model(batch.images), batch.labels, taught.clone())["loss"].backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return time.perf_counter() - begun
+
+
+class HeldUp:
+    """Training data that times the loop it feeds, and bare steps in between."""
+
+    def __init__(self, data: TrainingData, bare: BareSteps, steps: int) -> None:
+        self.data = data
+        self.bare = bare
+        self.steps = steps
+        self.finish = BatchTransform(adapter_for(bare.model).data_config(bare.model), 0.0, torch.device("cpu"))
+        self.name, self.broken = data.name, data.broken
+        self.times: dict[str, list[float]] = {"loop": [], "bare": []}
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def epoch(self, number: int, skip: int) -> Generator[TrainingBatch, None, None]:
+        begun = time.perf_counter()
+        for place, batch in zip(range(self.steps), self.data.epoch(number, skip), strict=False):
+            yield batch
+            if (place + 1) % STEPS == 0:
+                self.times["loop"].append(time.perf_counter() - begun)
+                ready = batch._replace(images=self.finish(batch.images))
+                self.times["bare"].append(self.bare.run(ready, STEPS))
+                begun = time.perf_counter()
+
+    def close(self) -> None:
+        self.data.close()
+
+
+def images(folder: Path) -> Path:
+    """Oxford Pets, or random pictures of the same size where they are not at hand."""
+    if (DATA / "pets" / "images" / "train").is_dir():
+        return DATA / "pets" / "images" / "train"
+    for number in range(64):
+        path = folder / "images" / str(number % 2) / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((300, 232), 64).convert("RGB").save(path)
+    return folder / "images"
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """The ratio of the loop to bare steps, by blocks of steps; the first block of each warms up."""
+    weights = DATA / "weights" / "vit_tiny_patch16_224.safetensors"
+    name = "vit_tiny_patch16_224"
+    model = create_model(name, weights, num_classes=37) if weights.exists() else timm.create_model(name, num_classes=37)
+    small = pmvit.compress(model, pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.6))
+    with tempfile.TemporaryDirectory() as folder:
+        data = training_data(small, images(Path(folder)), CONFIG, (0, 1), None)
+        held_up = HeldUp(data, BareSteps(small, model), (rounds + 1) * STEPS)
+        config = FinetuneConfig(**{**vars(CONFIG), "epochs": 1})
+        trainer = Trainer(small, model, held_up, config, Accelerator(cpu=True), Path(folder) / "run")
+        try:
+            trainer.start(RunRecord.of(small, model, config, {}))
+            trainer.run(None, progress=False)
+        finally:
+            trainer.close()
+    times = {what: seconds[1:] for what, seconds in held_up.times.items()}
+    ratio = speedup(times, "bare", "loop")  # how many times longer the loop takes
+    return {"value": ratio.median, "low": ratio.low, "high": ratio.high, "times": times}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(rounds=6)))
