@@ -40,7 +40,6 @@ VARIANTS: tuple[tuple[str, float, dict[str, Any], dict[str, Any]], ...] = (
     ("frozen matrices", 0.6, {}, {"matrices": "frozen"}),
     ("residual", 0.7, {}, {}),
     ("token distillation", 0.6, {}, {"token_alpha": 1.0, "token_blocks": (3, 7, 11)}),
-    ("no labels", 0.6, {}, {"labels": False}),
 )
 
 Row = dict[str, Any]

@@ -232,6 +232,9 @@ def test_the_default_teacher_is_the_model_uncompressed(small_batches: Batches) -
     alone = pmvit.compress(teacher, small_plan(teacher))
     pmvit.finetune(alone, alpha=0.0, **options)
     assert not same(named.state_dict(), alone.state_dict())
+    ignored = pmvit.compress(teacher, small_plan(teacher))
+    pmvit.finetune(ignored, alpha=0.0, teacher=small_vit(num_classes=3), **options)  # is not even asked
+    assert same(alone.state_dict(), ignored.state_dict())
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:

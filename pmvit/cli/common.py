@@ -36,10 +36,11 @@ console = Console(markup=False, highlight=False)
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of how many processes this is."""
+    """Which of how many processes this is, and where it computes."""
 
     index: int
     count: int
+    device: str
 
     @property
     def is_main(self) -> bool:
@@ -53,16 +54,23 @@ class Processes:
             torch.distributed.barrier()
 
 
-def processes(device: str = "cpu") -> Processes:
+def processes(device: str) -> Processes:
     """The processes that `accelerate launch` or torchrun started, connected; only the first one prints."""
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
-        return Processes(0, 1)
+        return Processes(0, 1, device)
     from accelerate import PartialState
 
     state = PartialState(cpu=device == "cpu")
     atexit.register(state.destroy_process_group)
     console.quiet = state.process_index > 0
-    return Processes(state.process_index, state.num_processes)
+    return Processes(state.process_index, state.num_processes, str(state.device))
+
+
+def training_device(cpu: bool) -> str:
+    """Where training computes unless told otherwise: on the GPU if there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() and not cpu else "cpu"
 
 
 def split_folders(data: str, val: str | None) -> tuple[str, str | None]:

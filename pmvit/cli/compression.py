@@ -61,7 +61,7 @@ def score(
     """Measure how much each token of each block matters; write the scores as JSON."""
     follow_paper(options, paper)
     here = processes(device)
-    network = open_model(model, weights, model_arg, data_arg, device)
+    network = open_model(model, weights, model_arg, data_arg, here.device)
     share: dict[str, Any] = {"shuffle": True, "process": here.index, "processes": here.count}
     loader = open_loader(network, data, batch_size, workers, labels=needs_labels(options), **share)
     scores = run_score(network, loader, output, options, here.is_main)
@@ -121,7 +121,7 @@ def compress(
     check_output(output)
     if plan is None:
         pmvit.PlanConfig(**plan_options)  # a contradiction is better found before the scoring than after
-    network = open_model(model, weights, model_arg, data_arg, device)
+    network = open_model(model, weights, model_arg, data_arg, here.device)
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:

@@ -19,6 +19,7 @@ from pmvit.cli.common import (
     print_json,
     processes,
     split_folders,
+    training_device,
 )
 from pmvit.cli.options import (
     FINETUNE_OPTIONS,
@@ -114,7 +115,7 @@ def finetune(
             "epoch_images": epoch_images,
         }
         config = _config(preset, options)
-    here = processes("cpu" if config.cpu else "cuda")
+    here = processes(training_device(config.cpu))
     file = Path(command["weights"]) if command["weights"] is not None else None
     network = open_model(command["model"], file, command["model_arg"], command["data_arg"], "cpu")
     other = None if command["teacher"] is None else open_model(command["teacher"], None, None, None, "cpu")
@@ -176,8 +177,8 @@ def run(
         raise PmvitError(f"expected --val, or folders train and val below {data}: something to evaluate on")
     follow_paper(options, paper)
     config = _config(preset, options)
-    here = processes("cpu" if config.cpu else "cuda")
-    network = open_model(model, weights, model_arg, data_arg, "cpu")
+    here = processes(training_device(config.cpu))
+    network = open_model(model, weights, model_arg, data_arg, here.device)
     try:
         results = pmvit.run(
             network,

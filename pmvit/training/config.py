@@ -133,6 +133,11 @@ class FinetuneConfig:
         after = self.freeze_matrices_after
         return min(self.epochs, round(self.epochs * 2 / 3) if after is None else after)
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a teacher would have any influence."""
+        return self.alpha > 0 or self.token_alpha > 0 or not self.labels
+
     @classmethod
     def preset(cls, name: str, **options: Any) -> "FinetuneConfig":
         """One of the presets, with other values where `options` say so."""

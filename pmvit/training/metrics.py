@@ -68,6 +68,7 @@ def draw_curves(folder: Path) -> None:
     else:
         validation.text(0.5, 0.5, "no validation images", ha="center", transform=validation.transAxes)
     validation.set(title=f"validation {label}", xlabel="epoch")
+    validation.xaxis.get_major_locator().set_params(integer=True)
     rate.plot(*zip(*[(line["step"], line["lr"]) for line in steps], strict=True), label="weights", color="tab:gray")
     matrices = [(line["step"], line["matrix_lr"]) for line in steps if "matrix_lr" in line]
     if matrices:
@@ -80,7 +81,7 @@ def draw_curves(folder: Path) -> None:
     write_atomically(folder / CURVES, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 
-def _thinned(points: list[tuple[int, float]], most: int = 300) -> list[tuple[float, float]]:
+def _thinned(points: list[tuple[int, float]], most: int = 100) -> list[tuple[float, float]]:
     """Means over runs of neighbouring points, at most so many of them."""
     length = max(1, -(-len(points) // most))
     runs = [points[start : start + length] for start in range(0, len(points), length)]

@@ -61,7 +61,9 @@ def finetune(
     folder = Path(output) if output is not None else None
     if folder is not None:
         describe(model)  # better found out now than after the last epoch that the model cannot be saved
-    if teacher is None and compression_of(model) is not None and (config.alpha or config.token_alpha):
+    if not config.needs_teacher:
+        teacher = None
+    elif teacher is None and compression_of(model) is not None:
         teacher = decompress(copy.deepcopy(model))
     record = RunRecord.of(model, teacher, config, command or {})
     if folder is not None:
