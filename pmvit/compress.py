@@ -170,6 +170,8 @@ def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple
         PmvitError: If it cannot.
     """
     original = copy.deepcopy(model).cpu()
+    for patched in ("forward", "_original_forward"):  # what accelerate puts on a model for mixed precision
+        original.__dict__.pop(patched, None)
     if compression_of(original) is not None:
         decompress(original)
     adapter = adapter_for(original)

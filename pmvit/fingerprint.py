@@ -2,13 +2,15 @@
 
 import hashlib
 
+import torch
 from torch import nn
 
 
 def fingerprint(model: nn.Module) -> str:
-    """The same for the same class and weights, and in all likelihood for no others."""
+    """The same for the same class and weights, on any device, and for no others."""
     digest = hashlib.sha256(type(model).__name__.encode())
     for name, parameter in model.named_parameters():
-        total = parameter.detach().double().sum().item()
-        digest.update(f"{name}{tuple(parameter.shape)}{total!r}".encode())
+        value = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]

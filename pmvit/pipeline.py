@@ -6,13 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate.utils import gather_object
 from torch import nn
 
 from pmvit.compress import CONFIG_FILE, compress, load, save
 from pmvit.cost import flops
+from pmvit.data.batches import unpack
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.errors import PmvitError
 from pmvit.evaluation import Evaluation, evaluate
+from pmvit.evaluation.classification import pooled
 from pmvit.files import check_fields, read_document, write_text
 from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
@@ -48,8 +52,6 @@ def run(
     score_batch_size: int = 64,
     epoch_images: int | None = None,
     measure: Callable[[Plan], float] | None = None,
-    process: tuple[int, int] = (0, 1),
-    wait: Callable[[], None] = lambda: None,
     progress: bool = True,
 ) -> RunResults:
     """Make a faster model of a pretrained one, from scores to fine-tuned weights, stage by stage.
@@ -70,8 +72,6 @@ def run(
         score_batch_size: Images a batch, for the scores.
         epoch_images: How many images make an epoch, for a stream that cannot be counted.
         measure: The speed-up of a plan, for a budget in speed-up.
-        process: Which of how many processes this is; only the first one writes.
-        wait: Waits until all processes are there.
         progress: Show progress bars.
 
     Raises:
@@ -80,21 +80,30 @@ def run(
     folder = Path(output)
     configs = (score_config or ScoreConfig(), plan_config or PlanConfig(), finetune_config or FinetuneConfig())
     scoring, planning, tuning = configs
+    process = _process()
     is_main = process[0] == 0
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
-    wait()
-    if not (folder / SCORES_FILE).exists():
+    scored = (folder / SCORES_FILE).exists()
+    _wait(process)
+    if not scored:
         partial = folder / f"{SCORES_FILE}.partial"
-        loader = _loader(model, train, score_batch_size, tuning.workers, shuffle=True, process=process)
+        loader = _loader(
+            model,
+            train,
+            score_batch_size,
+            tuning.workers,
+            labels=scoring.loss == "labels",
+            process=process,
+            shuffle=True,
+        )
         scores = score(model, loader, scoring, checkpoint=partial, progress=progress and is_main)
         if is_main:
             scores.save(folder / SCORES_FILE)
             partial.unlink(missing_ok=True)
-        wait()
     if is_main and not (folder / COMPRESSED / CONFIG_FILE).exists():
         made = plan(Scores.load(folder / SCORES_FILE), planning, measure=measure)
         save(compress(model, made, learn=learn), folder / COMPRESSED, arguments=arguments)
-    wait()
+    _wait(process)
     small = load(folder / COMPRESSED)
     finetune(
         small,
@@ -107,10 +116,25 @@ def run(
         epoch_images=epoch_images,
         progress=progress,
     )
-    if is_main and not (folder / RESULTS_FILE).exists():
-        _evaluate(folder, model, val, tuning.workers, progress)
-    wait()
+    evaluated = (folder / RESULTS_FILE).exists()
+    _wait(process)
+    if not evaluated:
+        _evaluate(folder, model, val, tuning, process, progress and is_main)
+    _wait(process)
     return read_results(folder)
+
+
+def _process() -> tuple[int, int]:
+    """Which of how many processes this is, as torch.distributed has it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _wait(process: tuple[int, int]) -> None:
+    """Until all processes are here."""
+    if process[1] > 1:
+        torch.distributed.barrier()
 
 
 def _what_it_is(
@@ -138,12 +162,20 @@ def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
 
 
 def _loader(
-    model: nn.Module, data: str | Path, batch: int, workers: int, *, shuffle: bool, process: tuple[int, int] = (0, 1)
+    model: nn.Module,
+    data: str | Path,
+    batch: int,
+    workers: int,
+    *,
+    labels: bool,
+    process: tuple[int, int],
+    shuffle: bool,
 ) -> FolderLoader:
+    num_classes = getattr(model, "num_classes", None) or None
     return image_folder(
         data,
         adapter_for(model).data_config(model),
-        num_classes=getattr(model, "num_classes", None) or None,
+        num_classes=num_classes if labels else None,
         batch_size=batch,
         workers=workers,
         shuffle=shuffle,
@@ -152,16 +184,23 @@ def _loader(
     )
 
 
-def _evaluate(folder: Path, model: nn.Module, val: str | Path, workers: int, progress: bool) -> None:
+def _evaluate(
+    folder: Path, model: nn.Module, val: str | Path, tuning: FinetuneConfig, process: tuple[int, int], progress: bool
+) -> None:
     device = next(model.parameters()).device
     models = {"original": model, "compressed": load(folder / COMPRESSED), "tuned": load(folder)}
     rows = {}
     for stage, candidate in models.items():
-        loader = _loader(model, val, 64, workers, shuffle=False)
-        reference = None if stage == "original" else model
-        result = evaluate(candidate.to(device), loader, reference=reference, progress=progress)
+        batch = 64 * process[1]
+        loader = _loader(model, val, batch, tuning.workers, labels=tuning.labels, process=process, shuffle=False)
+        batches = loader if tuning.labels else (unpack(images)[0] for images in loader)
+        reference = None if stage == "original" and tuning.labels else model
+        result = evaluate(candidate.to(device), batches, reference=reference, progress=progress)
+        if process[1] > 1:
+            result = pooled(gather_object([result]))
         rows[stage] = {"gflops": flops(candidate).gflops, **asdict(result)}
-    write_text(folder / RESULTS_FILE, json.dumps(rows, indent=1) + "\n")
+    if process[0] == 0:
+        write_text(folder / RESULTS_FILE, json.dumps(rows, indent=1) + "\n")
 
 
 def read_results(folder: Path) -> RunResults:

@@ -109,6 +109,7 @@ def test_run_goes_on_at_every_stage(start: Path, tmp_path: Path) -> None:
             ("finetune", "{small}", "--data", "{data}", "-o", "y", "--batch-size", "8", "--optimizer", "adamv"),
             "one of timm's optimizers, got 'adamv'",
         ),
+        (("finetune", "{small}", "--data", "{data}", "-o", "{small}"), "overwrite the model it begins with"),
         (("run", "{small}", "--data", "{data}/train", "--keep", "0.5", "-o", "y"), "expected --val"),
     ],
 )

@@ -21,7 +21,7 @@ from pmvit.compress import read_tensors
 from pmvit.data.demo import demo_images
 from pmvit.planning import Plan
 from pmvit.training import PRESETS, FinetuneConfig
-from pmvit.training.checkpoint import Checkpoint, Checkpoints, select
+from pmvit.training.checkpoint import Checkpoint, Checkpoints, join_tensors, select, split_tensors
 from pmvit.training.loss import divergence, finetune_loss, token_distance
 from pmvit.training.matrices import matrix_parameters, parameter_groups
 from pmvit.training.metrics import read_metrics
@@ -416,6 +416,81 @@ def test_a_folder_without_classes_needs_no_labels(pictures: Path, tmp_path: Path
     assert result.last is not None
     assert result.last.top1 is None
     assert result.last.kl is not None
+
+
+class _Ends:
+    """Validation images that are there for one epoch, and then fail."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches: list[Batches] = [batches]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.batches:
+            raise FileNotFoundError("no more")
+        return iter(self.batches.pop())
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "adafactorbv", "sgd", "lookahead_adamw"])
+def test_any_optimizer_of_timm_is_resumed(optimizer: str, small_batches: Batches, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"train": small_batches, "epochs": 2, "lr": 1e-3, "optimizer": optimizer}
+    stopped, resumed, alone = compressed(), compressed(), compressed()
+    with pytest.raises(FileNotFoundError):
+        pmvit.finetune(stopped, val=_Ends(small_batches), output=tmp_path, **QUIET, **options)
+    assert Checkpoints(tmp_path / "checkpoints", 1).steps() == [1, 2, 3, 4, 5]
+    (tmp_path / "checkpoints" / "step-00000005.safetensors").write_bytes(b"damaged")
+    pmvit.finetune(resumed, output=tmp_path, resume=True, **QUIET, **options)
+    pmvit.finetune(alone, progress=False, **options)
+    assert same(resumed.state_dict(), alone.state_dict())
+
+
+def test_any_nested_state_survives() -> None:
+    state = {"state": {0: {"Q": [torch.ones(2), torch.zeros(1)], "step": 3, "dtype": torch.bfloat16, "none": None}},
+             "param_groups": [{"step": torch.tensor(2.0), "betas": (0.9, 0.99), "name": "x", "on": True}]}  # fmt: skip
+    tensors: dict[str, Tensor] = {}
+    data = json.loads(json.dumps(split_tensors(state, tensors)))
+    assert len(tensors) == 3
+    again = join_tensors(data, tensors)
+    assert again["state"][0]["dtype"] is torch.bfloat16
+    assert again["param_groups"][0]["betas"] == (0.9, 0.99)
+    assert all(torch.equal(a, b) for a, b in zip(again["state"][0]["Q"], state["state"][0]["Q"], strict=True))
+    assert again["param_groups"][0]["step"] == 2
+    with pytest.raises(pmvit.PmvitError, match="keeps a set"):
+        split_tensors({"a": {1, 2}}, {})
+
+
+def test_a_run_is_not_resumed_with_other_steps(small_batches: Batches, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"epochs": 2, "output": tmp_path, **QUIET}
+    with pytest.raises(FileNotFoundError):
+        pmvit.finetune(compressed(), train=small_batches, val=_Ends(small_batches), **options)
+    with pytest.raises(pmvit.PmvitError, match="had 3 steps an epoch, and would now have 2"):
+        pmvit.finetune(compressed(), train=small_batches[:2], resume=True, **options)
+
+
+def test_validation_without_labels_looks_at_the_teacher(pictures: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in pictures.rglob("*.png"):
+        (flat / path.name).write_bytes(path.read_bytes())
+    options: dict[str, Any] = {"batch_size": 16, "epochs": 2, "progress": False, "workers": 0}
+    result = pmvit.finetune(compressed(), train=pictures, val=flat, output=tmp_path / "out", **options)
+    assert result.best is not None
+    assert result.best.top1 is None
+    assert result.best.kl is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda images, labels: (images, labels - 9), {}, "got -"),
+        (lambda images, labels: (images, labels + 9), {"mixup": 0.5}, "expected labels below 7"),
+        (lambda images, labels: (images[:3], labels[:3]), {"cutmix": 0.5}, "got 3, an odd number"),
+    ],
+)
+def test_batches_that_do_not_fit(
+    change: Callable[..., Any], options: dict[str, Any], message: str, small_batches: Batches
+) -> None:
+    with pytest.raises(pmvit.PmvitError, match=message):
+        pmvit.finetune(compressed(), train=[change(*batch) for batch in small_batches], progress=False, **options)
 
 
 def test_checkpoints_round_trip_and_only_the_last_stay(tmp_path: Path) -> None:

@@ -174,6 +174,19 @@ def test_broken_images_are_replaced_and_named(pictures: Path, tmp_path: Path) ->
         assert list(mine.broken.files) == [str(broken)]
 
 
+def test_a_batch_of_broken_images_is_named_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    for number in range(4):
+        (tmp_path / "0" / f"{number}.png").write_bytes(b"no image")
+    for workers in (0, 1):
+        data = open_training_data(
+            tmp_path, training_transform(CONFIG, **AUGMENTATION), CONFIG, num_classes=None, batch=4, workers=workers,
+            seed=0, process=(0, 1),
+        )  # fmt: skip
+        with pytest.raises(pmvit.PmvitError, match=r"^expected images, got a whole batch that cannot be read: /"):
+            list(data.epoch(0, 0))
+
+
 def test_no_random_crop_shows_the_middle_square() -> None:
     transform = training_transform(CONFIG, crop_scale=(1.0, 1.0), hflip=0, color_jitter=0, auto_augment=None)
     image = Image.new("RGB", (96, 32))

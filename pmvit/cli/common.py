@@ -46,13 +46,6 @@ class Processes:
     def is_main(self) -> bool:
         return self.index == 0
 
-    def wait(self) -> None:
-        """Until all processes are here."""
-        if self.count > 1:
-            import torch
-
-            torch.distributed.barrier()
-
 
 def processes(device: str) -> Processes:
     """The processes that `accelerate launch` or torchrun started, connected; only the first one prints."""
@@ -199,4 +192,7 @@ def print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:
 
 def fail(message: str, code: int = 1) -> NoReturn:
     Console(stderr=True).print(Text.assemble(("pmvit: ", "bold red"), message), soft_wrap=True)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stderr.flush()
+        os._exit(code)  # taking leave of processes that may wait for this one could take forever
     sys.exit(code)

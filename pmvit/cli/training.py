@@ -104,6 +104,8 @@ def finetune(
         config = replace(record.config, **_chosen(options))
     else:
         train, val = split_folders(cast("str", data), val)
+        if Path(cast("str", model)).exists() and Path(cast("str", model)).resolve() == cast("Path", output).resolve():
+            raise PmvitError(f"the run would overwrite the model it begins with: choose another folder than {output}")
         command = {
             "model": _absolute(model),
             "weights": _absolute(str(weights)) if weights is not None else None,
@@ -148,7 +150,7 @@ def _print_tuned(best: "Evaluation | None", epoch: int, epochs: int) -> None:
         console.print(f"{epochs} epochs done; no images to validate on were given")
     elif best.top1 is not None:
         console.print(f"best after epoch {epoch} of {epochs}: top-1 {best.top1:.2%} on {best.images} images")
-    else:
+    elif best.kl is not None:
         console.print(f"best after epoch {epoch} of {epochs}: KL {best.kl:.4f} on {best.images} images")
 
 
@@ -192,8 +194,6 @@ def run(
             arguments=pairs("--model-arg", model_arg),
             epoch_images=epoch_images,
             measure=meter(network),
-            process=(here.index, here.count),
-            wait=here.wait,
         )
     except KeyboardInterrupt:
         fail("stopped; the same command goes on where it was", code=130)

@@ -16,10 +16,13 @@ def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
     raise PmvitError(f"expected batches of images or of (images, labels); got {type(batch).__name__}")
 
 
-def check_labels(labels: Tensor, logits: Tensor) -> None:
+def check_labels(labels: Tensor, num_classes: int) -> None:
     """Raise `PmvitError` if a label is not one of the model's classes."""
-    if labels.numel() and int(labels.max()) >= logits.shape[-1]:
+    if not labels.numel():
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
         raise PmvitError(
-            f"expected labels below {logits.shape[-1]}, the number of the model's classes; got {int(labels.max())}: "
-            "is this the data of this model?"
+            f"expected labels below {num_classes}, the number of the model's classes; got "
+            f"{low if low < 0 else high}: is this the data of this model?"
         )

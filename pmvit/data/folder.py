@@ -212,7 +212,9 @@ def outlive_signals(_worker: int) -> None:
     Ctrl-C is left to the main process; after SIGTERM the worker stays for as long as a checkpoint may take.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Timer(SECONDS_TO_LIVE, os._exit, (0,)).start())
+    timer = threading.Timer(SECONDS_TO_LIVE, os._exit, (0,))
+    timer.daemon = True
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None if timer.is_alive() else timer.start())
 
 
 def every(loader: Any, process: int, processes: int) -> Iterator[Any]:

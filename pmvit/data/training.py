@@ -192,7 +192,7 @@ class SourceData:
 
     def epoch(self, number: int, skip: int) -> Generator[TrainingBatch, None, None]:
         self._batches.start = (number, skip)
-        for images, labels, names, broken in self._loader:
+        for images, labels, names, broken in plain_errors(self._loader):
             self.broken.files.update(broken)
             yield TrainingBatch(images, labels, names)
 
@@ -272,7 +272,7 @@ class StreamData:
         loader: DataLoader[Any] = DataLoader(
             self._images, batch_size=None, num_workers=self._workers, worker_init_fn=outlive_signals
         )
-        for item in loader:
+        for item in plain_errors(loader):
             if item is not None:
                 images, labels, names, broken = item
                 self.broken.files.update(broken)
@@ -280,6 +280,14 @@ class StreamData:
 
     def close(self) -> None:
         """Nothing to do: the workers of an epoch stop with it."""
+
+
+def plain_errors(loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a loader; an error of ours that comes from a worker, without the traceback it comes with."""
+    try:
+        yield from loader
+    except PmvitError as error:
+        raise PmvitError(str(error).strip().splitlines()[-1].partition("PmvitError: ")[2] or str(error)) from None
 
 
 class LoaderData:

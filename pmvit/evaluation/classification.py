@@ -57,7 +57,7 @@ def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> 
         result["kl"] = F.kl_div(log_probabilities, target, reduction="none", log_target=True).sum(-1)
         if labels is not None:
             result["reference_top1"] = reference.argmax(-1) == labels
-    return {name: values.double().cpu() for name, values in result.items()}
+    return {name: values.cpu().double() for name, values in result.items()}
 
 
 def evaluate(
@@ -82,7 +82,7 @@ def evaluate(
             images_seen += len(images)
             logits = model(images)
             if labels is not None:
-                check_labels(labels, logits)
+                check_labels(labels, logits.shape[-1])
             measured = measure(logits, labels, reference(images) if reference is not None else None)
             for name, values in measured.items():
                 collected.setdefault(name, []).append(values)

@@ -35,7 +35,7 @@ def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
         labels = logits.argmax(-1)
     if labels is None:
         raise PmvitError('expected batches of (images, labels), got images alone: use loss="predicted" or "entropy"')
-    check_labels(labels, logits)
+    check_labels(labels, logits.shape[-1])
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
@@ -52,10 +52,11 @@ def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:
     """Add up what every process has for this batch; with one process, what it has."""
     if not _has_processes():
         return total, images
-    count = torch.tensor(float(images), device=total.device, dtype=total.dtype)
-    torch.distributed.all_reduce(total)
-    torch.distributed.all_reduce(count)
-    return total, int(count)
+    packed = torch.cat([total.flatten(), total.new_tensor([images])])
+    if torch.distributed.get_backend() == "nccl":
+        packed = packed.cuda()
+    torch.distributed.all_reduce(packed)
+    return packed[:-1].view_as(total).cpu(), int(packed[-1])
 
 
 def score(
@@ -129,16 +130,22 @@ def _accumulate(
     device = next(model.parameters()).device
     saved = time.monotonic()
     try:
-        for batch in batches:
-            images, labels = unpack(batch)
-            images = images.to(device, non_blocking=True)
-            labels = None if labels is None else labels.to(device, non_blocking=True)
-            per_image = _score_batch(model, recorder, images, labels, sums.config)
-            _check_finite(per_image)
-            if sums.config.abs_per_sample:
-                per_image = per_image.abs()
-            total, count = _summed_over_processes(per_image.sum(1).double(), len(images))
-            values = sums.values + (total / count).abs().cpu()
+        iterator = iter(batches)
+        while True:
+            total, count = torch.zeros_like(sums.values), 0
+            if (batch := next(iterator, None)) is not None:
+                images, labels = unpack(batch)
+                images = images.to(device, non_blocking=True)
+                labels = None if labels is None else labels.to(device, non_blocking=True)
+                per_image = _score_batch(model, recorder, images, labels, sums.config)
+                _check_finite(per_image)
+                if sums.config.abs_per_sample:
+                    per_image = per_image.abs()
+                total, count = per_image.sum(1).cpu().double(), len(images)
+            total, count = _summed_over_processes(total, count)
+            if count == 0:  # no process has a batch left
+                break
+            values = sums.values + (total / count).abs()
             sums = replace(sums, values=values, iterations=sums.iterations + 1, images=sums.images + count)
             if store is not None and time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                 sums.save(store, PARTIAL_FORMAT)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,25 +25,42 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
 
 
-def flatten_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split an optimizer's state dict into tensors by name and the rest, which is JSON data."""
-    tensors, values = {}, {}
-    for index, entries in state["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{name}"] = value
-            else:
-                values[f"{index}.{name}"] = value
-    return tensors, {"values": values, "groups": state["param_groups"]}
+def split_tensors(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """JSON data for a nested state, as optimizers have it; its tensors go to `tensors`, by their path.
+
+    Raises:
+        PmvitError: If the state holds something else than numbers, texts, types and tensors.
+    """
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, dict):
+        return {"dict": [[key, split_tensors(entry, tensors, f"{path}.{key}")] for key, entry in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [split_tensors(entry, tensors, f"{path}.{place}") for place, entry in enumerate(value)]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise PmvitError(
+        f"this optimizer keeps a {type(value).__name__} ({path}), which no checkpoint can hold: take another"
+    )
 
 
-def unflatten_optimizer(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """The state dict that `flatten_optimizer` split."""
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in {**tensors, **rest["values"]}.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    return {"state": state, "param_groups": rest["groups"]}
+def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The state that `split_tensors` split."""
+    if not isinstance(data, dict):
+        return data
+    ((kind, content),) = data.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dtype":
+        return getattr(torch, content)
+    if kind == "dict":
+        return {key: join_tensors(entry, tensors) for key, entry in content}
+    entries = [join_tensors(entry, tensors) for entry in content]
+    return entries if kind == "list" else tuple(entries)
 
 
 class Checkpoints:
@@ -62,6 +80,22 @@ class Checkpoints:
     def latest(self) -> Path | None:
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
+
+    def read_latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; `None` if there is none at all.
+
+        Raises:
+            PmvitError: If there are some, but none that can be read.
+        """
+        failure = None
+        for step in reversed(self.steps()):
+            try:
+                return self.read(self.path(step))
+            except PmvitError as error:  # damaged after it was written: the one before will do
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return None
 
     def write(self, step: int, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and drop the oldest ones.

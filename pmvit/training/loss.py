@@ -60,7 +60,7 @@ def finetune_loss(
         if labels.is_floating_point():
             smoothing = 0.0  # mixup smooths its distributions itself
         else:
-            check_labels(labels, logits)
+            check_labels(labels, logits.shape[-1])
         parts["ce"] = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
         total = total + parts["ce"]
     if teacher_logits is not None:

@@ -1,9 +1,12 @@
 """What a run leaves to look at: one JSON line a step and an epoch, and the learning curves."""
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from pmvit.errors import PmvitError
 from pmvit.files import write_atomically, write_text
 
 FILE, CURVES = "metrics.jsonl", "curves.png"
@@ -30,12 +33,24 @@ class MetricsLog:
         write_text(folder / FILE, "".join(f"{line}\n" for line in kept))
         self._file: TextIO = (folder / FILE).open("a", encoding="utf-8")
 
-    def write(self, **values: Any) -> None:
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+    def write(self, values: dict[str, Any], last_checkpoint: Callable[[], Path | None]) -> None:
+        """Append a line.
+
+        Raises:
+            PmvitError: If it cannot be written, as on a full disk; it names the checkpoint to go on from.
+        """
+        try:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise PmvitError(
+                f"could not write {self._file.name} ({error.strerror}); the last checkpoint is {last_checkpoint()}. "
+                "Make room, then resume"
+            ) from None
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written was said already
+            self._file.close()
 
 
 def draw_curves(folder: Path) -> None:

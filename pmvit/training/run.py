@@ -73,8 +73,8 @@ def finetune(
     accelerator = _accelerator(model, config, folder)
     process = (accelerator.process_index, accelerator.num_processes)
     data = training_data(model, train, config, process, epoch_images)
-    trainer = Trainer(model, teacher, data, config, accelerator, folder)
     validation = _validation_data(model, val, config, process)
+    trainer = Trainer(model, teacher, data, config, accelerator, folder)
     try:
         trainer.start(record)
         result = trainer.run(validation, progress)
@@ -150,7 +150,7 @@ def _validation_data(model: nn.Module, val: Any, config: FinetuneConfig, process
     return image_folder(
         val,
         adapter_for(model).data_config(model),
-        num_classes=num_classes_of(model),
+        num_classes=num_classes_of(model) if config.labels else None,
         batch_size=64 * process[1],
         workers=config.workers,
         process=process[0],

@@ -2,12 +2,14 @@
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 from pmvit.errors import PmvitError
 
 WATCHED = (signal.SIGINT, signal.SIGTERM)
+SAME_SIGNAL = 2.0  # seconds
 
 
 class StoppedError(PmvitError):
@@ -19,30 +21,31 @@ class StoppedError(PmvitError):
 
 
 class StopSignals:
-    """While active, the first SIGINT or SIGTERM is only noted; a second one acts as it always does."""
+    """While active, SIGINT and SIGTERM are only noted; Ctrl-C a second time, later than the first, stops at once.
+
+    Launchers tend to pass on a signal that their processes got already: what comes right after it counts as the same.
+    """
 
     def __init__(self) -> None:
         self.received: int = 0
+        self._at = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for number in WATCHED:
-                if (
-                    signal.getsignal(number) is not signal.SIG_IGN
-                ):  # as in a background job, which Ctrl-C is not meant for
+                if signal.getsignal(number) is not signal.SIG_IGN:  # which a background job does
                     self._before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.received = number
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        if not self.received:
+            self.received, self._at = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._at > SAME_SIGNAL:
+            raise KeyboardInterrupt
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

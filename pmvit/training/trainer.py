@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from safetensors import SafetensorError
 from timm.data.mixup import Mixup
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
@@ -18,8 +19,8 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from pmvit._modes import evaluation_mode
-from pmvit.compress import load_tensors, save
-from pmvit.data.batches import unpack
+from pmvit.compress import load, load_tensors, save
+from pmvit.data.batches import check_labels, unpack
 from pmvit.data.seeding import seed_all, seed_for
 from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
 from pmvit.errors import PmvitError
@@ -30,10 +31,10 @@ from pmvit.progress import Bar
 from pmvit.training.checkpoint import (
     Checkpoint,
     Checkpoints,
-    flatten_optimizer,
+    join_tensors,
     prefixed,
     select,
-    unflatten_optimizer,
+    split_tensors,
 )
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.loss import finetune_loss, tapped_tokens
@@ -91,7 +92,6 @@ class Trainer:
         self.steps_per_epoch = len(data) // config.accumulate
         if self.steps_per_epoch == 0:
             raise PmvitError(f"expected {config.accumulate} batches or more an epoch, one step; got {len(data)}")
-        self._received = 0
         self._states = ExitStack()
         self._log: MetricsLog | None = None
         device = accelerator.device
@@ -162,8 +162,9 @@ class Trainer:
         if self.folder is None:
             return
         checkpoints = self._checkpoints()
-        if (path := checkpoints.latest()) is not None:
-            self.restore(checkpoints.read(path))
+        if (checkpoint := checkpoints.read_latest()) is not None:
+            self.restore(checkpoint)
+            self._check_best()
         if self.accelerator.is_main_process:
             record.write(self.folder)
             self._log = MetricsLog(self.folder, self.step)
@@ -174,11 +175,12 @@ class Trainer:
 
     def run(self, validation: Any, progress: bool) -> Finetuned:
         show = progress and self.accelerator.is_main_process
-        with StopSignals() as stop, Bar("fine-tune", self.total_steps, done=self.step, show=show) as bar:
+        self._signals = StopSignals()
+        with self._signals, Bar("fine-tune", self.total_steps, done=self.step, show=show) as bar:
             while self.step < self.total_steps:
                 epoch = self.step // self.steps_per_epoch
                 set_learnable(self.model, epoch < self.config.learnable_epochs)
-                self._train(epoch, stop, bar)
+                self._train(epoch, bar)
                 self._end_epoch(epoch + 1, validation)
         return self._finish()
 
@@ -194,27 +196,25 @@ class Trainer:
         for tracker in self.accelerator.trackers:
             tracker.finish()
 
-    def _train(self, epoch: int, stop: StopSignals, bar: Bar) -> None:
+    def _train(self, epoch: int, bar: Bar) -> None:
         """The steps of an epoch that are left to do."""
         done = self.step % self.steps_per_epoch
         self.model.train()
         with closing(self.data.epoch(epoch, done * self.config.accumulate)) as batches:
             for number in range(done, self.steps_per_epoch):
                 begun = time.perf_counter()
-                measured, images, self._received = self._step(epoch, number, batches, stop)
+                measured, images, received = self._step(epoch, number, batches)
                 measured["images_per_second"] = round(images / (time.perf_counter() - begun), 1)
                 self._write(step=self.step, epoch=epoch + 1, **measured)
                 bar.advance(f"epoch {epoch + 1}/{self.config.epochs}, loss {measured['loss']:.3f}{self._validated()}")
                 if number + 1 == self.steps_per_epoch:
                     return
-                if self._received or self.step % self.config.checkpoint_every == 0:
+                if received or self.step % self.config.checkpoint_every == 0:
                     self._checkpoint()
-                if self._received:
-                    self._stop()
+                if received:
+                    self._stop(received)
 
-    def _step(
-        self, epoch: int, number: int, batches: Iterator[TrainingBatch], stop: StopSignals
-    ) -> tuple[dict[str, float], int, int]:
+    def _step(self, epoch: int, number: int, batches: Iterator[TrainingBatch]) -> tuple[dict[str, float], int, int]:
         """One update of the weights: what was measured, how many images it saw, and the signal that came, or 0."""
         passes = self.config.accumulate
         self.schedule.step_update(self.step)
@@ -230,13 +230,13 @@ class Trainer:
                 losses = self._losses(batch)
                 self.accelerator.backward(losses["loss"] / passes)
             for name, value in losses.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().double() / passes
+                sums[name] = sums.get(name, 0.0) + value.detach().float() / passes
         self.accelerator.unscale_gradients()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        measured, received = self._agree(sums, stop.received)
+        measured, received = self._agree(sums)
         if not math.isfinite(measured["loss"]) or not self._is_usable(norm):
-            self._diverged(epoch, names, sums["loss"], float(norm))
+            self._diverged(epoch, names, sums["loss"], measured["loss"], float(norm))
         if self.config.clip:
             torch.nn.utils.clip_grads_with_norm_(self._trained, self.config.clip, norm)
         self.optimizer.step()
@@ -259,6 +259,9 @@ class Trainer:
         if self.config.labels and batch.labels is not None:
             labels = batch.labels.to(device, non_blocking=True)
             if self._mix is not None:
+                check_labels(labels, self._mix.num_classes)
+                if len(images) % 2:
+                    raise PmvitError(f"mixup and cutmix pair the images of a batch; got {len(images)}, an odd number")
                 images, labels = self._mix(images.clone(), labels)
         taught = None
         if self.teacher is not None:
@@ -273,11 +276,12 @@ class Trainer:
         targets = {block: tokens.clone() for block, tokens in self.teacher_tokens.items()}
         return finetune_loss(self.config, logits, labels, taught, self.tokens, targets)
 
-    def _agree(self, sums: dict[str, Tensor], received: int) -> tuple[dict[str, float], int]:
+    def _agree(self, sums: dict[str, Tensor]) -> tuple[dict[str, float], int]:
         """Means over the processes, and the signal that any of them got."""
+        received = self._signals.received
         if self.accelerator.num_processes == 1:
             return {name: float(value) for name, value in sums.items()}, received
-        flag = torch.tensor(float(received), device=self.accelerator.device, dtype=torch.float64)
+        flag = torch.tensor(float(received), device=self.accelerator.device)
         gathered = self.accelerator.gather(torch.stack([*sums.values(), flag])[None])
         means = dict(zip(sums, gathered.mean(0).tolist(), strict=False))
         return means, int(gathered[:, -1].max())
@@ -286,8 +290,8 @@ class Trainer:
         """Whether the gradient is finite; with a loss scaler, it is for the scaler to leave a step out."""
         return self.accelerator.scaler is not None or bool(torch.isfinite(norm))
 
-    def _diverged(self, epoch: int, names: list[str], own_loss: Tensor, norm: float) -> None:
-        mine = names if not math.isfinite(float(own_loss)) or self.accelerator.num_processes == 1 else []
+    def _diverged(self, epoch: int, names: list[str], own_loss: Tensor, sum_of_losses: float, norm: float) -> None:
+        mine = names if not math.isfinite(float(own_loss)) or math.isfinite(sum_of_losses) else []
         involved = gather_object(mine) if self.accelerator.num_processes > 1 else mine
         listed = ", ".join(involved[:8]) + (f" and {len(involved) - 8} more" if len(involved) > 8 else "")
         latest = self._checkpoints().latest() if self.folder is not None else None
@@ -308,29 +312,40 @@ class Trainer:
                 epoch=epoch,
                 **{name: value for name, value in asdict(self.last).items() if value is not None},
             )
-        quality = _quality(self.last)
+        quality = self._quality()
         if self.best is None or quality is None or quality > self.best["quality"]:
             evaluation = asdict(self.last) if self.last is not None else None
             self.best = {"epoch": epoch, "quality": quality, "evaluation": evaluation}
-            if self.folder is not None and self.accelerator.is_main_process and (quality is not None or self._at_end):
-                save(self.evaluated, self.folder)
+            if quality is not None or self._at_end:
+                self._write_on_main("the model", lambda folder: save(self.evaluated, folder))
         self._checkpoint()
-        if self._received and not self._at_end:
-            self._stop()
+        _, received = self._agree({})
+        if received and not self._at_end:
+            self._stop(received)
 
     @property
     def _at_end(self) -> bool:
         return self.step == self.total_steps
 
     def _validate(self, validation: Any) -> Evaluation:
-        reference = self.teacher if not self.config.labels else None
-        result = evaluate(self.evaluated, _on_device(validation, self.accelerator), reference=reference, progress=False)
+        unlabelled = not self.config.labels or getattr(validation, "has_labels", True) is False
+        batches = _Validation(validation, use_labels=self.config.labels)
+        reference = self.teacher if unlabelled else None
+        result = evaluate(self.evaluated, batches, reference=reference, progress=False)
         return pooled(gather_object([result])) if self.accelerator.num_processes > 1 else result
 
     def _validated(self) -> str:
         if self.last is None:
             return ""
-        return f", top-1 {self.last.top1:.1%}" if self.last.top1 is not None else f", KL {self.last.kl:.3f}"
+        if self.last.top1 is not None:
+            return f", top-1 {self.last.top1:.1%}"
+        return f", KL {self.last.kl:.3f}" if self.last.kl is not None else ""
+
+    def _quality(self) -> float | None:
+        """What makes one validation better than another: more top-1, or without labels less divergence."""
+        if self.last is None or self.last.top1 is not None:
+            return None if self.last is None else self.last.top1
+        return -self.last.kl if self.last.kl is not None else None
 
     def _finish(self) -> Finetuned:
         best = self.best or {"epoch": self.config.epochs, "evaluation": None}
@@ -338,12 +353,13 @@ class Trainer:
         result = Finetuned(self.step, best["epoch"], evaluation, self.last, dict(self.data.broken.files))
         if self.ema is not None:
             self.model.load_state_dict(self.ema.module.state_dict())
-        if self.folder is not None and self.accelerator.is_main_process:
-            save(self.evaluated, self.folder / LAST)
-            draw_curves(self.folder)
-            replace(self._record, result=asdict(result)).write(self.folder)
-        self.accelerator.wait_for_everyone()
+        self._write_on_main("the result", lambda folder: self._write_result(folder, result))
         return result
+
+    def _write_result(self, folder: Path, result: Finetuned) -> None:
+        save(self.evaluated, folder / LAST)
+        draw_curves(folder)
+        replace(self._record, result=asdict(result)).write(folder)
 
     # --- what survives a kill ---
 
@@ -353,31 +369,66 @@ class Trainer:
         return Checkpoints(self.folder / CHECKPOINTS, self.config.keep_checkpoints)
 
     def _checkpoint(self) -> None:
-        if self.folder is not None and self.accelerator.is_main_process:
-            self._checkpoints().write(self.step, self.snapshot())
+        self._write_on_main("a checkpoint", lambda _folder: self._checkpoints().write(self.step, self.snapshot()))
 
-    def _stop(self) -> None:
+    def _write_on_main(self, what: str, write: Callable[[Path], None]) -> None:
+        """Let the first process write; if it cannot, all processes end with the same error."""
+        failure: str | None = None
+        if self.folder is not None and self.accelerator.is_main_process:
+            try:
+                write(self.folder)
+            except PmvitError as error:
+                failure = str(error)
+            except (OSError, SafetensorError) as error:
+                failure = f"could not write {what} to {self.folder} ({error}): make room there, then resume"
+        if self.accelerator.num_processes > 1:
+            failure = next((text for text in gather_object([failure]) if text is not None), None)
+        if failure is not None:
+            raise PmvitError(failure)
+
+    def _check_best(self) -> None:
+        """See that the best model so far was written whole; if not, let the next one take its place."""
+        if self.folder is not None and self.best is not None and self.best["quality"] is not None:
+            try:
+                load(self.folder)
+            except PmvitError:
+                self.best = None
+
+    def _stop(self, received: int) -> None:
         kept = f"checkpoint: {self._checkpoints().latest()}" if self.folder is not None else "nothing was written"
-        raise StoppedError(f"stopped after step {self.step} of {self.total_steps}; {kept}", self._received)
+        raise StoppedError(f"stopped after step {self.step} of {self.total_steps}; {kept}", received)
 
     def snapshot(self) -> Checkpoint:
         """Everything that is needed to go on from here."""
-        tensors, optimizer = flatten_optimizer(self.optimizer.optimizer.state_dict())
+        tensors: dict[str, Tensor] = {}
+        optimizer = split_tensors(self.optimizer.optimizer.state_dict(), tensors)
         tensors = prefixed(tensors, "optimizer/") | prefixed(self.model.state_dict(), "model/")
         if self.ema is not None:
             tensors |= prefixed(self.ema.module.state_dict(), "ema/")
         scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
         last = asdict(self.last) if self.last is not None else None
-        state = {"step": self.step, "best": self.best, "last": last, "optimizer": optimizer, "scaler": scaler}
+        state = {
+            "step": self.step,
+            "steps_per_epoch": self.steps_per_epoch,
+            "best": self.best,
+            "last": last,
+            "optimizer": optimizer,
+            "scaler": scaler,
+        }
         return Checkpoint(tensors, state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a snapshot was taken."""
         tensors, state = checkpoint
+        if state["steps_per_epoch"] != self.steps_per_epoch:
+            raise PmvitError(
+                f"the run had {state['steps_per_epoch']} steps an epoch, and would now have {self.steps_per_epoch}: "
+                "resume it with the images, batches and processes it began with"
+            )
         load_tensors(self.model, select(tensors, "model/"), "the checkpoint")
         if self.ema is not None:
             load_tensors(self.ema.module, select(tensors, "ema/"), "the checkpoint's moving average")
-        self.optimizer.optimizer.load_state_dict(unflatten_optimizer(select(tensors, "optimizer/"), state["optimizer"]))
+        self.optimizer.optimizer.load_state_dict(join_tensors(state["optimizer"], select(tensors, "optimizer/")))
         if self.accelerator.scaler is not None and state["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
@@ -386,7 +437,7 @@ class Trainer:
 
     def _write(self, **values: Any) -> None:
         if self._log is not None:
-            self._log.write(**values)
+            self._log.write(values, self._checkpoints().latest)
         if self.config.log_with is not None:
             numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
             self.accelerator.log(numbers, step=self.step)
@@ -404,17 +455,16 @@ def num_classes_of(model: nn.Module) -> int | None:
     return getattr(model, "num_classes", None) or None
 
 
-def _quality(evaluation: Evaluation | None) -> float | None:
-    """What makes one validation better than another: more top-1, or without labels less divergence."""
-    if evaluation is None:
-        return None
-    if evaluation.top1 is not None:
-        return evaluation.top1
-    return -evaluation.kl if evaluation.kl is not None else None
+class _Validation:
+    """The batches to validate on, without their labels if these are not to be used."""
 
+    def __init__(self, batches: Iterable[Any], use_labels: bool) -> None:
+        self.batches = batches
+        self.use_labels = use_labels
 
-def _on_device(batches: Iterable[Any], accelerator: Accelerator) -> Iterator[Any]:
-    for batch in batches:
-        images, labels = unpack(batch)
-        images = images.to(accelerator.device, non_blocking=True)
-        yield images if labels is None else (images, labels)
+    @property
+    def broken(self) -> Any:
+        return getattr(self.batches, "broken", ())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches) if self.use_labels else (unpack(batch)[0] for batch in self.batches)
