@@ -1,19 +1,31 @@
 """The demo, whole: what `make demo` runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from rich.console import Console
 
 import pmvit
-from pmvit.demo import run
+from pmvit import demo
 
 
-def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(tmp_path: Path) -> None:
+def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "TUNING", replace(demo.TUNING, epochs=1))
     console = Console(record=True, width=100)
-    run(tmp_path / "out", console)
+    demo.run(tmp_path / "out", console)
     text = console.export_text()
-    for words in ("top-1", "agreement with the original", "GFLOPs (MACs)", "speed, batch of 64", "█ kept"):
+    for words in (
+        "top-1",
+        "agreement with the original",
+        "GFLOPs (MACs)",
+        "speed, batch of 64",
+        "fine-tuned",
+        "█ kept",
+    ):
         assert words in text
     small = pmvit.load(tmp_path / "out")
     assert pmvit.flops(small).gflops < 0.18
