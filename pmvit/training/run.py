@@ -16,9 +16,10 @@ from pmvit.errors import PmvitError
 from pmvit.evaluation import Evaluation
 from pmvit.models import adapter_for
 from pmvit.training.config import FinetuneConfig
+from pmvit.training.learner import num_classes_of
 from pmvit.training.matrices import matrix_parameters
 from pmvit.training.record import RunRecord
-from pmvit.training.trainer import Finetuned, Trainer, num_classes_of
+from pmvit.training.trainer import Finetuned, Trainer
 
 
 def finetune(

@@ -1,0 +1,205 @@
+"""What learns in a run: model, teacher, optimizer, schedule and moving average, and what a step does to them."""
+
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from timm.data.mixup import Mixup
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.utils.model_ema import ModelEmaV3
+from torch import Tensor, nn
+
+from pmvit._modes import evaluation_mode
+from pmvit.compress import load_tensors
+from pmvit.data.batches import check_labels
+from pmvit.data.training import BatchTransform, TrainingBatch
+from pmvit.errors import PmvitError
+from pmvit.models import adapter_for
+from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
+from pmvit.training.config import FinetuneConfig
+from pmvit.training.loss import finetune_loss, tapped_tokens
+from pmvit.training.matrices import parameter_groups, set_learnable
+
+
+class Learner:
+    """A model on its way, step by step; how many steps it has done is for its owner to know."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        teacher: nn.Module | None,
+        config: FinetuneConfig,
+        accelerator: Accelerator,
+        steps_per_epoch: int,
+    ) -> None:
+        if teacher is None and not config.labels:
+            raise PmvitError("labels=False learns from a teacher alone; got none")
+        self.model = model
+        self.config = config
+        self.accelerator = accelerator
+        self._states = ExitStack()
+        device = accelerator.device
+        self._mix = self._mixup()
+        self.teacher = teacher
+        if teacher is not None:
+            teacher.to(device)
+            self._states.enter_context(evaluation_mode(teacher))
+        model.to(device)
+        if config.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
+        set_learnable(model, config.learnable_epochs > 0)
+        self._tokens = self._tap(model)
+        self._teacher_tokens = self._tap(teacher) if teacher is not None else {}
+        groups = parameter_groups(model, config)
+        self._trained = [parameter for group in groups for parameter in group["params"]]
+        optimizer = _optimizer(groups, config)
+        self._schedule, _ = create_scheduler_v2(
+            optimizer,
+            sched=config.scheduler,
+            num_epochs=config.epochs,
+            min_lr=config.min_lr,
+            warmup_lr=config.lr / 100,
+            warmup_epochs=config.warmup_epochs,  # type: ignore[arg-type]  # parts of an epoch are steps here
+            decay_epochs=max(1, config.epochs // 3),
+            decay_milestones=[round(config.epochs * share) for share in (0.6, 0.85)],
+            step_on_epochs=False,
+            updates_per_epoch=steps_per_epoch,
+        )
+        self._ema = ModelEmaV3(model, decay=config.ema, use_warmup=True) if config.ema else None
+        self._prepared, self._optimizer = accelerator.prepare(model, optimizer)
+        self._forward = torch.compile(self._prepared) if config.compile else self._prepared
+        self._ask: Any = torch.compile(teacher) if config.compile and teacher is not None else teacher
+        data_config = adapter_for(model).data_config(model)
+        self._finish_images = BatchTransform(data_config, config.random_erasing, device)
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model whose weights count: the moving average if there is one."""
+        return self._ema.module if self._ema is not None else self.model
+
+    def _tap(self, model: nn.Module) -> dict[int, Tensor]:
+        if not self.config.token_alpha or self.teacher is None:
+            return {}
+        return self._states.enter_context(tapped_tokens(model, self.config.token_blocks or (-1,)))
+
+    def _mixup(self) -> Any:
+        config = self.config
+        if not (config.mixup or config.cutmix):
+            return None
+        num_classes = num_classes_of(self.model)
+        if num_classes is None:
+            raise PmvitError("mixup and cutmix need a classifier; this model has no classes")
+        return Mixup(config.mixup, config.cutmix, label_smoothing=config.label_smoothing, num_classes=num_classes)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let M and R learn, or stop them, as the schedule has it for this epoch (from 0)."""
+        set_learnable(self.model, epoch < self.config.learnable_epochs)
+        self.model.train()
+
+    def begin_step(self, step: int) -> None:
+        """Set the learning rate of every group."""
+        self._schedule.step_update(step)
+
+    def accumulate(self, batch: TrainingBatch, is_last: bool) -> dict[str, Tensor]:
+        """Forward and backward; gradients add up until `update`. The losses, by name."""
+        with nullcontext() if is_last else self.accelerator.no_sync(self._prepared):
+            losses = self._losses(batch)
+            self.accelerator.backward(losses["loss"] / self.config.accumulate)
+        return {name: value.detach().float() for name, value in losses.items()}
+
+    def _losses(self, batch: TrainingBatch) -> dict[str, Tensor]:
+        device = self.accelerator.device
+        memory = torch.channels_last if self.config.channels_last else torch.contiguous_format
+        images = self._finish_images(batch.images.to(device, non_blocking=True)).contiguous(memory_format=memory)
+        labels = None
+        if self.config.labels and batch.labels is not None:
+            labels = batch.labels.to(device, non_blocking=True)
+            if self._mix is not None:
+                check_labels(labels, self._mix.num_classes)
+                if len(images) % 2:
+                    raise PmvitError(f"mixup and cutmix pair the images of a batch; got {len(images)}, an odd number")
+                images, labels = self._mix(images.clone(), labels)
+        taught = None
+        if self.teacher is not None:
+            with torch.inference_mode(), self.accelerator.autocast():
+                taught = self._ask(images)
+            taught = taught.clone()  # out of inference mode, so that the loss may keep it for its gradient
+        with self.accelerator.autocast():
+            logits = self._forward(images)
+        if taught is not None and taught.shape != logits.shape:
+            expected, got = tuple(logits.shape[1:]), tuple(taught.shape[1:])
+            raise PmvitError(f"expected a teacher with outputs of shape {expected}, got {got}: is it another model's?")
+        targets = {block: tokens.clone() for block, tokens in self._teacher_tokens.items()}
+        return finetune_loss(self.config, logits, labels, taught, self._tokens, targets)
+
+    def gradient_norm(self) -> Tensor:
+        self.accelerator.unscale_gradients()
+        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def is_usable(self, norm: Tensor) -> bool:
+        """Whether the gradient is finite; with a loss scaler, it is for the scaler to leave a step out."""
+        return self.accelerator.scaler is not None or bool(torch.isfinite(norm))
+
+    def update(self, steps_done: int, norm: Tensor) -> None:
+        """Clip the gradient, step, and let the moving average follow."""
+        if self.config.clip:
+            torch.nn.utils.clip_grads_with_norm_(self._trained, self.config.clip, norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._ema is not None:
+            self._ema.update(self.model, step=steps_done)
+
+    def rates(self, epoch: int) -> dict[str, float]:
+        """The learning rates of this step."""
+        groups = self._optimizer.param_groups
+        rates = {"lr": groups[0]["lr"]}
+        if groups[-1]["name"] == "matrices":
+            rates["matrix_lr"] = 0.0 if epoch >= self.config.learnable_epochs else groups[-1]["lr"]
+        return rates
+
+    def snapshot(self) -> Checkpoint:
+        """Everything that is needed to go on from here, but the number of steps."""
+        tensors: dict[str, Tensor] = {}
+        optimizer = split_tensors(self._optimizer.optimizer.state_dict(), tensors)
+        tensors = prefixed(tensors, "optimizer/") | prefixed(self.model.state_dict(), "model/")
+        if self._ema is not None:
+            tensors |= prefixed(self._ema.module.state_dict(), "ema/")
+        scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
+        return Checkpoint(tensors, {"optimizer": optimizer, "scaler": scaler})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to where a snapshot was taken."""
+        tensors, state = checkpoint
+        load_tensors(self.model, select(tensors, "model/"), "the checkpoint")
+        if self._ema is not None:
+            load_tensors(self._ema.module, select(tensors, "ema/"), "the checkpoint's moving average")
+        self._optimizer.optimizer.load_state_dict(join_tensors(state["optimizer"], select(tensors, "optimizer/")))
+        if self.accelerator.scaler is not None and state["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+
+    def finish(self) -> None:
+        """Leave in the model the weights that count."""
+        if self._ema is not None:
+            self.model.load_state_dict(self._ema.module.state_dict())
+
+    def close(self) -> None:
+        """Take everything off the model again that was put on it."""
+        self._states.close()
+        set_learnable(self.model, True)
+        self.accelerator.unwrap_model(self._prepared, keep_fp32_wrapper=False)
+        self.model.eval()
+
+
+def _optimizer(groups: list[dict[str, Any]], config: FinetuneConfig) -> torch.optim.Optimizer:
+    try:
+        return create_optimizer_v2(groups, opt=config.optimizer, lr=config.lr, weight_decay=0.0)
+    except (KeyError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PmvitError(f"expected one of timm's optimizers, got {config.optimizer!r} ({reason})") from None
+
+
+def num_classes_of(model: nn.Module) -> int | None:
+    return getattr(model, "num_classes", None) or None
