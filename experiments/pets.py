@@ -39,7 +39,6 @@ VARIANTS: tuple[tuple[str, float, dict[str, Any], dict[str, Any]], ...] = (
     ("alpha = 0", 0.6, {}, {"alpha": 0.0}),
     ("frozen matrices", 0.6, {}, {"matrices": "frozen"}),
     ("residual", 0.7, {}, {}),
-    ("token distillation", 0.6, {}, {"token_alpha": 1.0, "token_blocks": (3, 7, 11)}),
 )
 
 Row = dict[str, Any]

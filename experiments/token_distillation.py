@@ -2,8 +2,8 @@
 
     python -m experiments.token_distillation
 
-Keep 0.6, prune 0.1, four epochs on the 1,000 shipped training images, measured on the 2,000 test images: accuracy, and the
-distance of the last block's tokens, all 196 of them back in place, from the original's (0: the same, 2: unrelated).
+Keep 0.6, prune 0.1, four epochs on the 1,000 shipped training images, measured on the 2,000 test images: accuracy, and
+the distance of the last block's tokens, all 196 of them back in place, from the original's (0: the same, 2: unrelated).
 Rows are kept in `token_distillation.json` as they are measured. Takes about ten minutes on two cores.
 """
 
@@ -70,9 +70,9 @@ def markdown(rows: list[Row]) -> str:
     lines = [
         "# Token-level distillation",
         "",
-        "`python -m experiments.token_distillation` made this page: the demo's ViT, keep 0.6, prune 0.1, four epochs on "
-        f"1,000 images, {rows[0]['images']:,} test images, two seeds. The distance is that of the last block's tokens from "
-        "the original's.",
+        "`python -m experiments.token_distillation` made this page: the demo's ViT, keep 0.6, prune 0.1, four epochs "
+        f"on 1,000 images, {rows[0]['images']:,} test images, two seeds. The distance is that of the last block's "
+        "tokens from the original's.",
         "",
         "| | top-1 | agreement | KL | token distance |",
         "|---|---|---|---|---|",
