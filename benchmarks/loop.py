@@ -35,7 +35,7 @@ from pmvit.training.trainer import Trainer
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
-STEPS = 16
+STEPS = 12
 CONFIG = FinetuneConfig.preset("quick", workers=1, cpu=True, warmup_epochs=0)
 
 
@@ -119,4 +119,4 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(rounds=6)))
+    print(json.dumps(measure(rounds=5)))

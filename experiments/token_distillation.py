@@ -24,8 +24,7 @@ from pmvit.training.loss import tapped_tokens, token_distance
 RESULTS = Path(__file__).with_suffix(".json")
 VARIANTS: dict[str, dict[str, Any]] = {
     "no token term": {},
-    "last block, weight 1": {"token_alpha": 1.0},
-    "blocks 1, 3, 5, weight 1": {"token_alpha": 1.0, "token_blocks": (1, 3, 5)},
+    "tokens of blocks 1, 3, 5": {"token_alpha": 1.0, "token_blocks": (1, 3, 5)},
 }
 
 Row = dict[str, Any]
