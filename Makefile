@@ -25,8 +25,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two files at a time, each on one thread: most tests wait for small models and for processes to start.
 test: setup lint
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 # Ratios measured side by side in one run; not part of the tests.
 bench: setup
