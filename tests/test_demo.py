@@ -1,6 +1,7 @@
 """The demo, whole: what `make demo` runs."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,14 @@ from rich.console import Console
 
 import pmvit
 from pmvit import demo
+from pmvit.data.demo import demo_loader
 
 
 def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "TUNING", replace(demo.TUNING, epochs=1))
+    monkeypatch.setattr(demo, "demo_loader", partial(demo_loader, count=400))
     console = Console(record=True, width=100)
     demo.run(tmp_path / "out", console)
     text = console.export_text()
