@@ -68,8 +68,8 @@ def markdown(rows: list[Row]) -> str:
         "# Token-level distillation",
         "",
         "`python -m experiments.token_distillation` made this page: the demo's ViT, keep 0.6, prune 0.1, four epochs "
-        f"on 1,000 images, {rows[0]['images']:,} test images; nothing in these runs is random. The distance is that of the last block's "
-        "tokens from the original's.",
+        f"on 1,000 images, {rows[0]['images']:,} test images; nothing in these runs is random. The distance is that of "
+        "the last block's tokens from the original's.",
         "",
         "| | top-1 | agreement | KL | token distance |",
         "|---|---|---|---|---|",
