@@ -1,4 +1,7 @@
-"""A model from a name: timm's architectures and hub, and what pmvit saved. Nothing is ever unpickled unchecked."""
+"""A model from a name (timm's architectures and hub, what pmvit saved), and images prepared for a model.
+
+Nothing is ever unpickled unchecked.
+"""
 
 import pickle
 from difflib import get_close_matches
@@ -10,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.compress import load, load_tensors, read_tensors
+from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.errors import PmvitError
+from pmvit.models import adapter_for
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -76,3 +81,21 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
             }
         load_tensors(model, tensors, str(weights))
     return model.eval()
+
+
+def num_classes_of(model: nn.Module) -> int | None:
+    """How many classes a model tells apart; `None` if it is no classifier."""
+    return getattr(model, "num_classes", None) or None
+
+
+def open_loader(model: nn.Module, data: str | Path, *, labels: bool = True, **options: Any) -> FolderLoader:
+    """Make a loader of images, prepared for the model: `image_folder` with what the model knows.
+
+    Args:
+        model: Whose size, mean and classes count.
+        data: What `open_source` knows.
+        labels: Whether labels will be used, so that the classes have to be those of the model.
+        options: More for `image_folder`.
+    """
+    num_classes = num_classes_of(model) if labels else None
+    return image_folder(data, adapter_for(model).data_config(model), num_classes=num_classes, **options)

@@ -6,20 +6,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object
 from torch import nn
 
+from pmvit._processes import this_process, wait_for_all
 from pmvit.compress import CONFIG_FILE, compress, load, save
 from pmvit.cost import flops
 from pmvit.data.batches import unpack
-from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.errors import PmvitError
 from pmvit.evaluation import Evaluation, evaluate
 from pmvit.evaluation.classification import pooled
 from pmvit.files import check_fields, read_document, write_text
 from pmvit.fingerprint import fingerprint
-from pmvit.models import adapter_for
+from pmvit.loading import open_loader
 from pmvit.planning import Plan, PlanConfig, plan
 from pmvit.prune_merge import Learn
 from pmvit.scoring import ScoreConfig, Scores, score
@@ -27,7 +26,6 @@ from pmvit.training import FinetuneConfig, finetune
 
 RUN_FILE, SCORES_FILE, COMPRESSED, RESULTS_FILE = "run.json", "scores.json", "compressed", "results.json"
 FORMAT, VERSION = "pmvit-run", 1
-STAGES = ("original", "compressed", "tuned")
 
 
 @dataclass(frozen=True)
@@ -80,21 +78,16 @@ def run(
     folder = Path(output)
     configs = (score_config or ScoreConfig(), plan_config or PlanConfig(), finetune_config or FinetuneConfig())
     scoring, planning, tuning = configs
-    process = _process()
+    process = this_process()
     is_main = process[0] == 0
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
     scored = (folder / SCORES_FILE).exists()
-    _wait(process)
+    wait_for_all()
     if not scored:
         partial = folder / f"{SCORES_FILE}.partial"
-        loader = _loader(
-            model,
-            train,
-            score_batch_size,
-            tuning.workers,
-            labels=scoring.loss == "labels",
-            process=process,
-            shuffle=True,
+        shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": tuning.workers}
+        loader = open_loader(
+            model, train, labels=scoring.needs_labels, batch_size=score_batch_size, shuffle=True, **shared
         )
         scores = score(model, loader, scoring, checkpoint=partial, progress=progress and is_main)
         if is_main:
@@ -103,7 +96,7 @@ def run(
     if is_main and not (folder / COMPRESSED / CONFIG_FILE).exists():
         made = plan(Scores.load(folder / SCORES_FILE), planning, measure=measure)
         save(compress(model, made, learn=learn), folder / COMPRESSED, arguments=arguments)
-    _wait(process)
+    wait_for_all()
     small = load(folder / COMPRESSED)
     finetune(
         small,
@@ -117,24 +110,11 @@ def run(
         progress=progress,
     )
     evaluated = (folder / RESULTS_FILE).exists()
-    _wait(process)
+    wait_for_all()
     if not evaluated:
         _evaluate(folder, model, val, tuning, process, progress and is_main)
-    _wait(process)
+    wait_for_all()
     return read_results(folder)
-
-
-def _process() -> tuple[int, int]:
-    """Which of how many processes this is, as torch.distributed has it."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
-def _wait(process: tuple[int, int]) -> None:
-    """Until all processes are here."""
-    if process[1] > 1:
-        torch.distributed.barrier()
 
 
 def _what_it_is(
@@ -161,29 +141,6 @@ def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
             raise PmvitError(f"{folder} holds a run with another {name} ({there}, not {here}): choose another folder")
 
 
-def _loader(
-    model: nn.Module,
-    data: str | Path,
-    batch: int,
-    workers: int,
-    *,
-    labels: bool,
-    process: tuple[int, int],
-    shuffle: bool,
-) -> FolderLoader:
-    num_classes = getattr(model, "num_classes", None) or None
-    return image_folder(
-        data,
-        adapter_for(model).data_config(model),
-        num_classes=num_classes if labels else None,
-        batch_size=batch,
-        workers=workers,
-        shuffle=shuffle,
-        process=process[0],
-        processes=process[1],
-    )
-
-
 def _evaluate(
     folder: Path, model: nn.Module, val: str | Path, tuning: FinetuneConfig, process: tuple[int, int], progress: bool
 ) -> None:
@@ -191,8 +148,8 @@ def _evaluate(
     models = {"original": model, "compressed": load(folder / COMPRESSED), "tuned": load(folder)}
     rows = {}
     for stage, candidate in models.items():
-        batch = 64 * process[1]
-        loader = _loader(model, val, batch, tuning.workers, labels=tuning.labels, process=process, shuffle=False)
+        shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": tuning.workers}
+        loader = open_loader(model, val, labels=tuning.labels, batch_size=64 * process[1], **shared)
         batches = loader if tuning.labels else (unpack(images)[0] for images in loader)
         reference = None if stage == "original" and tuning.labels else model
         result = evaluate(candidate.to(device), batches, reference=reference, progress=progress)

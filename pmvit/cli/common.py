@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pmvit.cost import Flops
-    from pmvit.data.folder import FolderLoader
     from pmvit.planning import Plan
     from pmvit.scoring import Scores
 
@@ -96,10 +95,6 @@ def scores_file(output: Path) -> Path:
     return output.with_suffix(".scores.json") if output.suffix == ".safetensors" else output / "scores.json"
 
 
-def needs_labels(options: dict[str, Any]) -> bool:
-    return options["loss"] in (None, "labels") and options["scorer"] in (None, "grad_attn", "grad_class_attn", "grad")
-
-
 def plan_options_of(options: dict[str, Any], paper: bool) -> dict[str, Any]:
     """Fields of a `PlanConfig`: the options that were given, over the paper's choices if asked for."""
     from pmvit.planning import PAPER
@@ -136,35 +131,26 @@ def _value(text: str) -> Any:
         return text
 
 
-def open_loader(
-    model: "nn.Module", data: str, batch_size: int, workers: int, labels: bool = True, **options: Any
-) -> "FolderLoader":
-    from pmvit.data.folder import image_folder
-    from pmvit.models import adapter_for
-
-    config = adapter_for(model).data_config(model)
-    num_classes = getattr(model, "num_classes", None) if labels else None
-    return image_folder(
-        data, config, num_classes=num_classes or None, batch_size=batch_size, workers=workers, **options
-    )
-
-
 def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=1))
 
 
 def run_score(
-    model: "nn.Module", loader: "FolderLoader", output: Path, options: dict[str, Any], is_main: bool
+    model: "nn.Module", data: str, output: Path, options: dict[str, Any], here: Processes, **reading: Any
 ) -> "Scores":
     """Score and write the scores; partial sums are kept beside them, so that a stopped run goes on where it was."""
     import pmvit
+    from pmvit.loading import open_loader
 
+    config = pmvit.ScoreConfig(**given(options, SCORE_OPTIONS))
+    share = {"shuffle": True, "process": here.index, "processes": here.count, **reading}
+    loader = open_loader(model, data, labels=config.needs_labels, **share)
     partial = output.with_name(output.name + ".partial")
     try:
-        scores = pmvit.score(model, loader, checkpoint=partial, progress=is_main, **given(options, SCORE_OPTIONS))
+        scores = pmvit.score(model, loader, config, checkpoint=partial, progress=here.is_main)
     except KeyboardInterrupt:
         fail("stopped; the same command goes on from the last batch", code=130)
-    if is_main:
+    if here.is_main:
         scores.save(output)
         partial.unlink(missing_ok=True)
     if loader.broken:

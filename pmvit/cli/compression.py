@@ -10,8 +10,6 @@ from pmvit.cli.common import (
     console,
     follow_paper,
     meter,
-    needs_labels,
-    open_loader,
     open_model,
     pairs,
     plan_options_of,
@@ -62,9 +60,7 @@ def score(
     follow_paper(options, paper)
     here = processes(device)
     network = open_model(model, weights, model_arg, data_arg, here.device)
-    share: dict[str, Any] = {"shuffle": True, "process": here.index, "processes": here.count}
-    loader = open_loader(network, data, batch_size, workers, labels=needs_labels(options), **share)
-    scores = run_score(network, loader, output, options, here.is_main)
+    scores = run_score(network, data, output, options, here, batch_size=batch_size, workers=workers)
     console.print(f"scores of {scores.images} images in {scores.iterations} batches: {output}")
 
 
@@ -127,10 +123,8 @@ def compress(
     elif scores is not None:
         made = pmvit.plan(pmvit.Scores.load(scores), measure=meter(network), **plan_options)
     else:
-        labels = needs_labels(options)
-        share: dict[str, Any] = {"shuffle": True, "process": here.index, "processes": here.count}
-        loader = open_loader(network, cast("str", data), batch_size, workers, labels=labels, **share)
-        measured = run_score(network, loader, scores_file(output), options, here.is_main)
+        reading = {"batch_size": batch_size, "workers": workers}
+        measured = run_score(network, cast("str", data), scores_file(output), options, here, **reading)
         if not here.is_main:
             return
         made = pmvit.plan(measured, measure=meter(network), **plan_options)

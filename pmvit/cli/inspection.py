@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pmvit.cli.common import app, console, open_loader, print_info, print_json
+from pmvit.cli.common import app, console, print_info, print_json
 from pmvit.cli.options import AsJson, BatchSize, Data, Device, Output, Saved, Workers
 from pmvit.errors import PmvitError
 
@@ -55,10 +55,11 @@ def evaluate(
 
     import pmvit
     from pmvit.compress import compression_of
+    from pmvit.loading import open_loader
 
     network = pmvit.load(model, device=device)
     original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
-    loader = open_loader(network, data, batch_size, workers, strict=strict)
+    loader = open_loader(network, data, batch_size=batch_size, workers=workers, strict=strict)
     result = pmvit.evaluate(network, loader, reference=original)
     if as_json:
         print_json({**asdict(result), "broken_files": {str(k): v for k, v in loader.broken.files.items()}})

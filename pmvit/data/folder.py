@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from pmvit.data.sources import BROKEN_IMAGE, Sample, Source, Stream, open_source
+from pmvit.data.sources import BROKEN_IMAGE, Sample, Source, Stream, open_source, reader_part
 from pmvit.errors import PmvitError
 
 SECONDS_TO_LIVE = 30.0  # of a worker after SIGTERM
@@ -79,18 +79,14 @@ class _Images(Dataset[Prepared]):
 class _StreamedImages(IterableDataset[Prepared]):
     """Each training process reads its own parts of a stream, each of its workers some of these."""
 
-    def __init__(self, stream: Stream, transform: Transform, mode: str, process: int, processes: int) -> None:
+    def __init__(self, stream: Stream, transform: Transform, mode: str, process: tuple[int, int]) -> None:
         self.stream = stream
         self.transform = transform
         self.mode = mode
         self.process = process
-        self.processes = processes
 
     def __iter__(self) -> Iterator[Prepared]:
-        worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        part, parts = self.process * workers + number, self.processes * workers
-        for sample in self.stream.samples(part, parts, None):
+        for sample in self.stream.samples(*reader_part(self.process), None):
             yield prepare(sample, self.transform, self.mode)
 
 
@@ -170,26 +166,24 @@ def image_folder(
     mode = color_mode(data_config)
     name = f"{source.name} in batches of {batch_size}, seed {seed}"
     options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": outlive_signals}
-    if hasattr(source, "samples"):
-        stream: Any = source
-        images = _StreamedImages(stream, transform, mode, process, processes)
-        workers = check_parts(stream, workers, processes)
+    if isinstance(source, Stream):
+        images = _StreamedImages(source, transform, mode, (process, processes))
+        workers = check_parts(source, workers, processes)
         loader: DataLoader[Any] = DataLoader(images, batch_size, num_workers=workers, **options)
-        return FolderLoader(loader, stream.has_labels, strict, name)
-    indexed: Any = source
-    order = list(range(len(indexed)))
+        return FolderLoader(loader, source.has_labels, strict, name)
+    order = list(range(len(source)))
     if shuffle:
         order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     shares = [batch[process::processes] for batch in batches if len(batch) >= processes]  # all have as many batches
     loader = DataLoader(
-        _Images(indexed, transform, mode),
+        _Images(source, transform, mode),
         batch_sampler=shares,
         num_workers=workers,
         persistent_workers=workers > 0,
         **options,
     )
-    return FolderLoader(loader, indexed.has_labels, strict, name)
+    return FolderLoader(loader, source.has_labels, strict, name)
 
 
 def check_parts(stream: Stream, workers: int, processes: int) -> int:

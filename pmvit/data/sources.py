@@ -12,7 +12,7 @@ import tarfile
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from PIL import Image
 from timm.data.imagenet_info import ImageNetInfo
@@ -56,6 +56,7 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> Sample: ...
 
 
+@runtime_checkable
 class Stream(Protocol):
     """Images one after the other."""
 
@@ -65,6 +66,10 @@ class Stream(Protocol):
 
     def samples(self, part: int, parts: int, seed: int | None) -> Iterator[Sample]:
         """The images of one of `parts` disjoint parts, once, shuffled if there is a seed."""
+        ...
+
+    def count(self) -> int | None:
+        """How many images there are, if that can be found out."""
         ...
 
 
@@ -194,6 +199,7 @@ class HuggingFaceStream:
         image = _import("datasets", "datasets").Image(decode=False)
         self.dataset = dataset.cast_column(self.image_column, image)
         self.name = f"the stream {Path(path).name}@{split}"
+        self.split = split
         self.has_labels = self.label_column is not None
         self.num_parts = int(self.dataset.num_shards)
 
@@ -206,6 +212,11 @@ class HuggingFaceStream:
         for number, row in enumerate(dataset.shard(num_shards=parts // workers, index=part // workers)):
             name = f"row {number} of part {part} of {self.name}"
             yield _hugging_face_sample(row, self.image_column, self.label_column, name)
+
+    def count(self) -> int | None:
+        """How many rows the dataset says it has."""
+        splits = self.dataset.info.splits or {}
+        return splits[self.split].num_examples if self.split in splits else None
 
 
 class WebDatasetStream:
@@ -279,6 +290,13 @@ def open_source(data: str | Path, num_classes: int | None = None) -> Source | St
     if text.endswith((".tar", ".tar.gz", ".tgz")) or text.startswith("pipe:"):
         return WebDatasetStream(text)
     return FolderSource(Path(data), num_classes)
+
+
+def reader_part(process: tuple[int, int]) -> tuple[int, int]:
+    """Which of how many parts of a stream is for this worker of this training process."""
+    worker = get_worker_info()
+    number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+    return process[0] * workers + number, process[1] * workers
 
 
 def endless(stream: Stream, part: int, parts: int, seed: int) -> Iterator[Sample]:

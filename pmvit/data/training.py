@@ -26,7 +26,7 @@ from pmvit.data.folder import (
     prepare,
 )
 from pmvit.data.seeding import seed_all, seed_for, seeded
-from pmvit.data.sources import Source, Stream, endless, open_source
+from pmvit.data.sources import Source, Stream, endless, open_source, reader_part
 from pmvit.errors import PmvitError
 
 
@@ -225,9 +225,9 @@ class _StreamedBatches(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         epoch, skip = self.start
-        worker = get_worker_info()
-        mine, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        part, parts = self.process[0] * workers + mine, self.process[1] * workers
+        part, parts = reader_part(self.process)
+        workers = parts // self.process[1]
+        mine = part % workers
         samples = endless(self.stream, part, parts, seed_for(self.seed, epoch))
         for number in range(mine, self.count, workers):
             batch = [next(samples) for _ in range(self.batch)]
@@ -236,7 +236,7 @@ class _StreamedBatches(IterableDataset[Any]):
                 continue
             prepared = []
             for place, sample in enumerate(batch):
-                with seeded(seed_for(self.seed, epoch, part, number, place), restore=worker is None):
+                with seeded(seed_for(self.seed, epoch, part, number, place), restore=get_worker_info() is None):
                     prepared.append(prepare(sample, self.transform, self.mode))
             yield collate(prepared)
 
@@ -355,12 +355,10 @@ def open_training_data(
     source = open_source(data, num_classes)
     options: dict[str, Any] = {"batch": batch, "workers": workers, "seed": seed, "process": process}
     mode = color_mode(data_config)
-    if not hasattr(source, "samples"):
-        indexed: Any = source
-        return SourceData(indexed, transform, mode, **options)
-    stream: Any = source
-    if epoch_images is None and hasattr(stream, "count"):
-        epoch_images = stream.count()
+    if not isinstance(source, Stream):
+        return SourceData(source, transform, mode, **options)
     if epoch_images is None:
-        raise PmvitError(f"expected epoch_images, the images that make an epoch: {stream.name} cannot be counted")
-    return StreamData(stream, transform, mode, epoch_images=epoch_images, **options)
+        epoch_images = source.count()
+    if epoch_images is None:
+        raise PmvitError(f"expected epoch_images, the images that make an epoch: {source.name} cannot be counted")
+    return StreamData(source, transform, mode, epoch_images=epoch_images, **options)

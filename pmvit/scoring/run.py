@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit._modes import evaluation_mode, frozen_parameters
+from pmvit._processes import this_process
 from pmvit.cost import model_cost
 from pmvit.data.batches import check_labels, unpack
 from pmvit.errors import PmvitError
@@ -39,18 +40,9 @@ def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
-def _has_processes() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _writes() -> bool:
-    """Whether it is for this process to write: the sums are the same in all of them."""
-    return not _has_processes() or torch.distributed.get_rank() == 0
-
-
 def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:
     """Add up what every process has for this batch; with one process, what it has."""
-    if not _has_processes():
+    if this_process()[1] == 1:
         return total, images
     packed = torch.cat([total.flatten(), total.new_tensor([images])])
     if torch.distributed.get_backend() == "nccl":
@@ -115,7 +107,7 @@ def score(
         total = _number_of_batches(loader, config.iterations)
         batches = islice(loader, sums.iterations, config.iterations)
         shown = track(batches, "score", total, done=sums.iterations, show=progress)
-        sums = _accumulate(model, recorder, shown, sums, store if _writes() else None)
+        sums = _accumulate(model, recorder, shown, sums, store if this_process()[0] == 0 else None)
     if sums.iterations == 0:
         raise PmvitError("expected at least one batch of images; the loader is empty")
     scores = replace(sums, values=sums.values / sums.iterations)

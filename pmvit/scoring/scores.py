@@ -47,6 +47,11 @@ class ScoreConfig:
         if self.iterations < 1:
             raise PmvitError(f"iterations: expected 1 or more, got {self.iterations}")
 
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the batches have to come with labels."""
+        return self.loss == "labels" and self.scorer.startswith("grad")
+
 
 @dataclass(frozen=True)
 class Scores:

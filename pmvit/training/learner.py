@@ -16,6 +16,7 @@ from pmvit.compress import load_tensors
 from pmvit.data.batches import check_labels
 from pmvit.data.training import BatchTransform, TrainingBatch
 from pmvit.errors import PmvitError
+from pmvit.loading import num_classes_of
 from pmvit.models import adapter_for
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
 from pmvit.training.config import FinetuneConfig
@@ -199,7 +200,3 @@ def _optimizer(groups: list[dict[str, Any]], config: FinetuneConfig) -> torch.op
     except (KeyError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PmvitError(f"expected one of timm's optimizers, got {config.optimizer!r} ({reason})") from None
-
-
-def num_classes_of(model: nn.Module) -> int | None:
-    return getattr(model, "num_classes", None) or None

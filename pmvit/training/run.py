@@ -10,16 +10,16 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
 from pmvit.compress import compression_of, decompress, describe, load
-from pmvit.data.folder import every, image_folder
+from pmvit.data.folder import every
 from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
 from pmvit.errors import PmvitError
 from pmvit.evaluation import Evaluation
+from pmvit.loading import num_classes_of, open_loader
 from pmvit.models import adapter_for
 from pmvit.training.config import FinetuneConfig
-from pmvit.training.learner import num_classes_of
 from pmvit.training.matrices import matrix_parameters
 from pmvit.training.record import RunRecord
-from pmvit.training.trainer import Finetuned, Trainer
+from pmvit.training.trainer import LAST, Finetuned, Trainer
 
 
 def finetune(
@@ -36,7 +36,10 @@ def finetune(
     command: dict[str, Any] | None = None,
     **options: Any,
 ) -> Finetuned:
-    """Fine-tune a compressed model with self-distillation (Eq. 11), in place; it is left in evaluation mode.
+    """Fine-tune a compressed model with self-distillation (Eq. 11), in place.
+
+    The model is left in evaluation mode with the weights after the last epoch (their moving average, if there is one);
+    the best ones are in `output`.
 
     Run by several processes (`accelerate launch`), they share the images of each step; `output` then has to be a folder
     that all of them see. An uncompressed model is fine-tuned as well, without a teacher unless one is given.
@@ -85,8 +88,8 @@ def finetune(
 
 
 def _finished(model: nn.Module, folder: Path, record: RunRecord) -> Finetuned:
-    """The result of a run that had come to its end, with its best weights in the model."""
-    model.load_state_dict(load(folder).state_dict())
+    """The result of a run that had come to its end; the model gets the weights the run left in it."""
+    model.load_state_dict(load(folder / LAST).state_dict())
     result = dict(record.result or {})
     for name in ("best", "last"):
         result[name] = Evaluation(**result[name]) if result[name] is not None else None
@@ -148,15 +151,8 @@ def _validation_data(model: nn.Module, val: Any, config: FinetuneConfig, process
         return None
     if not isinstance(val, (str, Path)):
         return val if process[1] == 1 else _Every(val, process)
-    return image_folder(
-        val,
-        adapter_for(model).data_config(model),
-        num_classes=num_classes_of(model) if config.labels else None,
-        batch_size=64 * process[1],
-        workers=config.workers,
-        process=process[0],
-        processes=process[1],
-    )
+    shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": config.workers}
+    return open_loader(model, val, labels=config.labels, batch_size=64 * process[1], **shared)
 
 
 class _Every:
