@@ -11,8 +11,7 @@ import pmvit
 from pmvit.data.folder import image_folder
 from pmvit.loading import create_model
 from pmvit.models import adapter_for
-
-import timm  # isort: skip  # after pmvit, which lets torchvision import
+from tests.helpers import make_pictures, small_vit
 
 DATA = Path(os.environ.get("PMVIT_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -48,17 +47,6 @@ def deit_scores(deit_tiny: nn.Module, train_batches: list[tuple[torch.Tensor, to
     return pmvit.score(deit_tiny, train_batches, progress=False)
 
 
-def small_vit(name: str = "vit_tiny_patch16_224", **arguments: object) -> nn.Module:
-    """A ViT of three narrow blocks on 6 x 6 patches, random weights, none of them zero."""
-    torch.manual_seed(0)
-    defaults = {"img_size": 96, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 7}
-    model: nn.Module = timm.create_model(name, **{**defaults, **arguments})
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return model.eval()
-
-
 @pytest.fixture
 def small_model() -> nn.Module:
     return small_vit()
@@ -71,3 +59,9 @@ def small_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
         (torch.randn(4, 3, 96, 96, generator=generator), torch.randint(0, 7, (4,), generator=generator))
         for _ in range(3)
     ]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """64 images in 7 class folders, coloured by class so that there is something to learn."""
+    return make_pictures(tmp_path / "pictures")

@@ -19,8 +19,7 @@ import torch
 import pmvit
 from pmvit.compress import read_tensors
 from pmvit.training.signals import StoppedError
-from tests.conftest import small_vit
-from tests.test_training import make_pictures, small_plan
+from tests.helpers import make_pictures, small_plan, small_vit
 
 KILLS = 4
 OPTIONS: dict[str, Any] = {

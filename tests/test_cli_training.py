@@ -12,9 +12,8 @@ import pytest
 
 import pmvit
 from pmvit.compress import read_tensors
-from tests.conftest import small_vit
+from tests.helpers import make_pictures, same, small_plan, small_vit
 from tests.test_cli import listen_to_interrupts, pmvit_command
-from tests.test_training import make_pictures, same, small_plan
 
 OPTIONS = ["--preset", "quick", "--epochs", "2", "--batch-size", "8", "--lr", "1e-3", "--workers", "1"]
 

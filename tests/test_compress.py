@@ -14,7 +14,7 @@ from pmvit.compress import compression_of
 from pmvit.loading import create_model, read_weights
 from pmvit.models import TimmViT
 from pmvit.prune_merge import PruneMerge
-from tests.conftest import small_vit
+from tests.helpers import small_vit
 
 from timm.models.vision_transformer import VisionTransformer  # isort: skip
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import pmvit
 from pmvit.planning import predicted_macs
-from tests.conftest import small_vit
+from tests.helpers import small_vit
 
 import timm  # isort: skip
 

@@ -8,7 +8,7 @@ import pmvit
 from pmvit.models import Adapter, TokenLayout, adapter_for, register
 from pmvit.models import adapter as adapters
 from scripts.sweep import architectures, permuted_plan, randomise, try_architecture
-from tests.conftest import small_vit
+from tests.helpers import small_vit
 
 from timm.models import vision_transformer  # isort: skip
 

@@ -11,8 +11,7 @@ import torch
 import pmvit
 from pmvit.compress import read_tensors
 from pmvit.training.metrics import read_metrics
-from tests.conftest import small_vit
-from tests.test_training import make_pictures, small_plan
+from tests.helpers import make_pictures, small_plan, small_vit
 
 OPTIONS = ["--epochs", "3", "--batch-size", "8", "--lr", "1e-3", "--freeze-matrices-after", "1", "--ema", "0.9"]
 OPTIONS += ["--workers", "1", "--cpu", "--checkpoint-every", "5"]

@@ -5,7 +5,7 @@ import torch
 
 import pmvit
 from pmvit.runtime.timing import interleave, speedup, speedup_meter
-from tests.conftest import small_vit
+from tests.helpers import small_vit
 
 
 def test_speed_is_measured_in_turns() -> None:

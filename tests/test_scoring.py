@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.models import adapter_for
 from pmvit.scoring.run import PARTIAL_FORMAT
-from tests.conftest import small_vit
+from tests.helpers import small_vit
 
 Batches = list[tuple[Tensor, Tensor]]
 

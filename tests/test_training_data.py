@@ -22,7 +22,7 @@ from pmvit.data.training import (
     open_training_data,
     training_transform,
 )
-from tests.test_training import make_pictures
+from tests.helpers import make_pictures
 
 from timm.data.transforms_factory import create_transform  # isort: skip  # after pmvit
 

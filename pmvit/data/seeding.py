@@ -16,17 +16,23 @@ def seed_for(*what: int) -> int:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the generators of Python, NumPy and PyTorch."""
+    """Seed the generators of Python, NumPy and PyTorch, on every device."""
+    _seed_host(seed)
+    torch.manual_seed(seed)
+
+
+def _seed_host(seed: int) -> None:
+    """Seed what draws on the CPU: a millisecond cheaper than `torch.manual_seed`, which tells every device."""
     random.seed(seed)
     np.random.seed(seed)  # timm's mixup and augmentation draw from this one
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 @contextmanager
 def seeded(seed: int, restore: bool = True) -> Iterator[None]:
-    """Seed all generators for a while, and put them back; a worker, in which nothing else draws, can leave them."""
+    """Seed what draws on the CPU for a while, and put it back; a worker, in which nothing else draws, can leave it."""
     states = (random.getstate(), np.random.get_state(), torch.get_rng_state()) if restore else None
-    seed_all(seed)
+    _seed_host(seed)
     try:
         yield
     finally:

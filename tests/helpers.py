@@ -1,0 +1,62 @@
+"""What several tests start from: a small model, plans for it, a folder of pictures."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import pmvit
+from pmvit.compress import read_tensors
+from pmvit.data.demo import demo_images
+from pmvit.planning import Plan
+from pmvit.training.checkpoint import Checkpoints, select
+
+import timm  # isort: skip  # after pmvit, which lets torchvision import
+
+Batches = list[tuple[Tensor, Tensor]]
+QUIET: dict[str, Any] = {"progress": False, "workers": 0, "checkpoint_every": 1, "keep_checkpoints": 100}
+
+
+def small_plan(model: nn.Module, keep: float = 0.5, **options: Any) -> Plan:
+    scores = pmvit.score(model, [], scorer="random")
+    return pmvit.plan(scores, keep=keep, prune=0.1, **options)
+
+
+def compressed(**options: Any) -> nn.Module:
+    model = small_vit()
+    learn = options.pop("learn", "group")
+    return pmvit.compress(model, small_plan(model, **options), learn=learn)
+
+
+def make_pictures(folder: Path, count: int = 64) -> Path:
+    images, _ = demo_images("train", count)
+    for number, image in enumerate(images):
+        label = number % 7
+        (folder / str(label)).mkdir(parents=True, exist_ok=True)
+        colours = torch.stack([image, image.roll(label, 0), 255 - image], dim=-1)
+        picture = Image.fromarray(colours.numpy()).resize((110, 96))
+        picture.save(folder / str(label) / f"{number}.png")
+    return folder
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def small_vit(name: str = "vit_tiny_patch16_224", **arguments: object) -> nn.Module:
+    """A ViT of three narrow blocks on 6 x 6 patches, random weights, none of them zero."""
+    torch.manual_seed(0)
+    defaults = {"img_size": 96, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 7}
+    model: nn.Module = timm.create_model(name, **{**defaults, **arguments})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def states(output: Path) -> dict[int, dict[str, Tensor]]:
+    """The model's tensors after every step."""
+    checkpoints = Checkpoints(output / "checkpoints", 100)
+    return {step: select(read_tensors(checkpoints.path(step)), "model/") for step in checkpoints.steps()}
