@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pmvit
 from pmvit.data.folder import image_folder
+from pmvit.data.seeding import seeded
 from pmvit.data.sources import open_source
 from pmvit.data.training import (
     BatchTransform,
@@ -226,3 +227,19 @@ def test_sources_that_are_not_there(data: str, message: str, monkeypatch: pytest
 def test_streams_need_a_shard_a_process(shards: str) -> None:
     with pytest.raises(pmvit.PmvitError, match="expected at least 8 shards"):
         opened(shards, process=(0, 8))
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos"])
+def test_crops_are_timms(pictures: Path, interpolation: str) -> None:
+    config = {**CONFIG, "interpolation": interpolation}
+    ours = training_transform(config, crop_scale=(0.3, 1.0), hflip=0.5, color_jitter=0.0, auto_augment=None)
+    timms = create_transform(
+        (3, 32, 32), is_training=True, scale=(0.3, 1.0), color_jitter=0.0, interpolation=interpolation, normalize=False
+    )
+    for number, path in enumerate(sorted(pictures.rglob("*.png"))[:12]):
+        pixels = []
+        for transform in (ours, timms):
+            with seeded(number):
+                pixels.append(transform(Image.open(path).convert("RGB")).int())
+        assert pixels[0].shape == (3, 32, 32)
+        assert (pixels[0] - pixels[1]).abs().max() <= 1

@@ -19,6 +19,7 @@ from pmvit.data.sources import BROKEN_IMAGE, Sample, Source, Stream, open_source
 from pmvit.errors import PmvitError
 
 SECONDS_TO_LIVE = 30.0  # of a worker after SIGTERM
+NICENESS = 10  # of a worker: where cores are few, it reads while the main process waits
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -165,7 +166,7 @@ def image_folder(
     )
     mode = color_mode(data_config)
     name = f"{source.name} in batches of {batch_size}, seed {seed}"
-    options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": outlive_signals}
+    options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": begin_worker}
     if isinstance(source, Stream):
         images = _StreamedImages(source, transform, mode, (process, processes))
         workers = check_parts(source, workers, processes)
@@ -200,11 +201,13 @@ def check_parts(stream: Stream, workers: int, processes: int) -> int:
     return min(workers, stream.num_parts // processes)
 
 
-def outlive_signals(_worker: int) -> None:
-    """In a worker: let a signal that all processes get stop the main one first, which still needs its readers.
+def begin_worker(_worker: int) -> None:
+    """In a worker: give way to the main process, and let a signal that all processes get stop that one first.
 
     Ctrl-C is left to the main process; after SIGTERM the worker stays for as long as a checkpoint may take.
     """
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     timer = threading.Timer(SECONDS_TO_LIVE, os._exit, (0,))
     timer.daemon = True

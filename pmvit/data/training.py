@@ -23,10 +23,10 @@ from pmvit.data.folder import (
     Broken,
     Prepared,
     Transform,
+    begin_worker,
     check_parts,
     color_mode,
     every,
-    outlive_signals,
     prepare,
 )
 from pmvit.data.seeding import seed_all, seed_for, seeded
@@ -205,7 +205,7 @@ class SourceData:
             collate_fn=collate,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=outlive_signals,
+            worker_init_fn=begin_worker,
         )
 
     def __len__(self) -> int:
@@ -291,7 +291,7 @@ class StreamData:
     def epoch(self, number: int, skip: int) -> Generator[TrainingBatch, None, None]:
         self._images.start = (number, skip)
         loader: DataLoader[Any] = DataLoader(
-            self._images, batch_size=None, num_workers=self._workers, worker_init_fn=outlive_signals
+            self._images, batch_size=None, num_workers=self._workers, worker_init_fn=begin_worker
         )
         for item in plain_errors(loader):
             if item is not None:

@@ -1,0 +1,157 @@
+"""What stands between the blocks of a compressed model, as constant linear maps.
+
+A compressed block reads groups `M Z` and leaves `Z' = R Y + C Z`, where `Y` is what the block made of the groups and
+`C` is what a token keeps by itself: `I - R M` for `residual`, `1 - T` for `pinv` (Eq. 5-7). With `C = P E`, all that
+has to be carried past the block are the rows `E Z`, the *remainder*. So the tokens themselves are never needed between
+two blocks: a *table* of groups and remainder takes their place, and the way from one table to the next,
+
+    [M'; E'] [R | P],
+
+is one constant, sparse matrix: the *hand-over*. Walking backwards from what the head reads tells which of its rows
+anything still depends on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pmvit.prune_merge import PruneMerge
+
+EXACT = 1e-6  # smaller entries are rounding errors of weights stored in float32
+
+
+class BlockMaps(NamedTuple):
+    """The maps around one block, for all tokens of an image (N), in float64.
+
+    Attributes:
+        merge: M (m x N), from the tokens to the groups the block runs on.
+        remainder: E (e x N), from the tokens to what is carried past the block.
+        from_groups: R (N x m), from what the block made of the groups to the tokens.
+        from_remainder: P (N x e), from what was carried past it to the tokens.
+    """
+
+    merge: Tensor
+    remainder: Tensor
+    from_groups: Tensor
+    from_remainder: Tensor
+
+
+class Step(NamedTuple):
+    """One block in a chain of tables.
+
+    Attributes:
+        hand_over: From the table before to this one; more than one factor if the tokens themselves stand in between.
+        num_tokens: The first rows of this table, on which the block runs.
+        num_outputs: The first of these, for which anything depends on what the block makes of them.
+        order: The group (of the block's plan) of each of the rows it runs on.
+    """
+
+    hand_over: tuple[Tensor, ...]
+    num_tokens: int
+    num_outputs: int
+    order: Tensor
+
+
+@dataclass(frozen=True)
+class Chain:
+    """All blocks of a model, and the map from the last table to the tokens the head reads."""
+
+    steps: list[Step]
+    to_head: tuple[Tensor, ...]
+
+
+def identity_maps(num_tokens: int) -> BlockMaps:
+    """The maps of a block that runs on every token."""
+    identity = torch.eye(num_tokens, dtype=torch.float64)
+    return BlockMaps(identity, identity[:0], identity, identity[:, :0])
+
+
+def maps_of(wrapper: PruneMerge) -> BlockMaps:
+    """The maps of a compressed block, prefix tokens included."""
+    prefix = torch.eye(wrapper.num_prefix)
+    merge = torch.block_diag(prefix, wrapper.merge_matrix().detach().cpu().float()).double()
+    back = torch.block_diag(prefix, wrapper.reconstruct_matrix().detach().cpu().float()).double()
+    if wrapper.reconstruct == "pinv":
+        kept = torch.diag(1 - wrapper.token_mask.cpu().double())
+    else:
+        kept = torch.eye(len(back), dtype=torch.float64) - back @ merge
+    from_remainder, remainder = factor(kept, merge)
+    return BlockMaps(merge, remainder, back, from_remainder)
+
+
+def factor(kept: Tensor, merge: Tensor) -> tuple[Tensor, Tensor]:
+    """Write what tokens keep by themselves, `C`, as `P E` with as few rows of `E` as can be seen at once.
+
+    Rows of zeros are left out. Where the weighted rows of a group cancel (its weights in M and R multiply to one), one
+    of them follows from the others.
+    """
+    kept = torch.where(kept.abs() < EXACT, 0.0, kept)
+    is_carried = (kept != 0).any(1)
+    identity = torch.eye(len(kept), dtype=torch.float64)
+    expand = identity.clone()
+    for weights in merge:
+        members = torch.nonzero((weights != 0) & is_carried).flatten()
+        if len(members) > 1 and (weights[members] @ kept[members]).abs().max() < EXACT:
+            dropped = members[weights[members].abs().argmax()]
+            others = members[members != dropped]
+            expand[dropped] = 0.0
+            expand[dropped, others] = -weights[others] / weights[dropped]
+            is_carried[dropped] = False
+    expand[~(kept != 0).any(1)] = 0.0
+    return expand[:, is_carried], kept[is_carried]
+
+
+def chain(
+    maps: Sequence[BlockMaps],
+    read_by_head: Tensor,
+    *,
+    skip_outputs: Sequence[bool],
+    drop_dead: bool = True,
+    fuse: bool = True,
+) -> Chain:
+    """Walk backwards through the blocks and keep what anything later depends on.
+
+    Args:
+        maps: Of each block, first to last.
+        read_by_head: The tokens that what comes after the blocks reads.
+        skip_outputs: For each block, whether it can compute some of its tokens only and take them in another order.
+        drop_dead: Leave out rows that nothing depends on; without it all are carried and computed but those of the last
+            block.
+        fuse: Make one matrix of leaving a block and entering the next.
+    """
+    num_tokens = maps[-1].from_groups.shape[0]
+    wanted = torch.eye(num_tokens, dtype=torch.float64)[read_by_head]  # from the tokens to the rows wanted of them
+    after: list[tuple[Tensor, ...]] = []  # the hand-over behind each block, last to first
+    blocks: list[tuple[int, int, Tensor]] = []
+    for number in reversed(range(len(maps))):
+        block = maps[number]
+        num_groups = len(block.merge)
+        is_last = number == len(maps) - 1
+        leave = torch.cat([block.from_groups, block.from_remainder], dim=1)
+        used = (_clean(wanted @ leave) != 0).any(0)
+        if not (drop_dead or is_last):
+            used[:] = True
+        is_output = used[:num_groups] if skip_outputs[number] else torch.ones(num_groups, dtype=torch.bool)
+        order = torch.cat([torch.nonzero(is_output).flatten(), torch.nonzero(~is_output).flatten()])
+        num_outputs = int(is_output.sum())
+        carried = torch.nonzero(used[num_groups:]).flatten()
+        leave = leave[:, torch.cat([order[:num_outputs], num_groups + carried])]
+        after.append((_clean(wanted @ leave),) if fuse else _two_factors(wanted, leave, drop_dead))
+        blocks.append((num_groups, num_outputs, order))
+        wanted = torch.cat([block.merge[order], block.remainder[carried]])
+    before = [(wanted,), *after[:0:-1]]
+    steps = [Step(maps, *block) for maps, block in zip(before, reversed(blocks), strict=True)]
+    return Chain(steps, after[0])
+
+
+def _two_factors(enter: Tensor, leave: Tensor, drop_dead: bool) -> tuple[Tensor, ...]:
+    """Leave a block and enter the next one by one, with the tokens that are read in between."""
+    is_read = (enter != 0).any(0) if drop_dead else torch.ones(enter.shape[1], dtype=torch.bool)
+    return _clean(leave[is_read]), _clean(enter[:, is_read])
+
+
+def _clean(matrix: Tensor) -> Tensor:
+    return torch.where(matrix.abs() < EXACT, 0.0, matrix)
