@@ -109,8 +109,8 @@ def markdown(rows: list[Row]) -> str:
         "",
         f"`python -m experiments.pets` made this page. ViT-Tiny/16 at 224 px, {rows[0]['images']:,} test images; the "
         f"standard error of a top-1 is {rows[0]['top1_error']:.1%}, but all rows see the same images. The original was "
-        f"fine-tuned for {EPOCHS} epochs, every compressed model for {EPOCHS} more where nothing else is said, with the "
-        "`quick` preset. Accuracy is that of the last epoch; nothing was selected on the test images.",
+        f"fine-tuned for {EPOCHS} epochs, every compressed model for {EPOCHS} more where nothing else is said, with "
+        "the `quick` preset. Accuracy is that of the last epoch; nothing was selected on the test images.",
         "",
         "| model | keep | GFLOPs | compressed | tuned | to the original | agreement | KL |",
         "|---|---|---|---|---|---|---|---|",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
+    from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
     from pmvit.scoring import ScoreConfig, Scores, score
     from pmvit.training import FinetuneConfig, Finetuned, finetune
 
@@ -32,6 +33,7 @@ __all__ = [
     "FinetuneConfig",
     "Finetuned",
     "Flops",
+    "InferenceConfig",
     "LayerPlan",
     "Plan",
     "PlanConfig",
@@ -46,6 +48,7 @@ __all__ = [
     "finetune",
     "flops",
     "load",
+    "optimize_for_inference",
     "plan",
     "run",
     "save",
@@ -59,6 +62,7 @@ _HOMES = {
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "prune_merge": ("PruneMerge",),
+    "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
     "scoring": ("ScoreConfig", "Scores", "score"),
     "training": ("FinetuneConfig", "Finetuned", "finetune"),
 }

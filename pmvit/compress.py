@@ -39,6 +39,15 @@ def compression_of(model: nn.Module) -> Compression | None:
     return found if isinstance(found, Compression) else None
 
 
+def check_trainable(model: nn.Module) -> None:
+    """Raise `PmvitError` for a model that `optimize_for_inference` made."""
+    if getattr(model, "inference_config", None) is not None:
+        raise PmvitError(
+            "expected a model as compress or load return it; this one is optimised for inference: use the model it was "
+            "made of"
+        )
+
+
 def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool = False) -> Model:
     """Wrap the planned blocks of a model: same class, same call, as many tokens in and out as before.
 
@@ -53,6 +62,7 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
     """
     if learn not in get_args(Learn):
         raise PmvitError(f"learn: expected {' or '.join(get_args(Learn))}, got {learn!r}")
+    check_trainable(model)
     if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model; this one is compressed already: decompress it first")
     adapter = adapter_for(model)
@@ -137,6 +147,7 @@ def save(model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None
         PmvitError: If the model cannot be described so that it can be built again.
     """
     path = Path(path)
+    check_trainable(model)
     check_output(path)
     compression = compression_of(model)
     adapter, description = describe(model, arguments)

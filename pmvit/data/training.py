@@ -82,7 +82,7 @@ def training_transform(
         scale=crop_scale,
         ratio=(1.0, 1.0) if whole else None,
         hflip=hflip,
-        color_jitter=color_jitter,
+        color_jitter=color_jitter or None,
         auto_augment=auto_augment,
         interpolation=data_config["interpolation"],
         mean=tuple(data_config["mean"]),
@@ -116,14 +116,14 @@ class BatchTransform:
 
     def __init__(self, data_config: dict[str, Any], random_erasing: float, device: torch.device) -> None:
         self._mean = torch.tensor(data_config["mean"], device=device).view(-1, 1, 1) * 255
-        self._std = torch.tensor(data_config["std"], device=device).view(-1, 1, 1) * 255
+        self._scale = 1 / (torch.tensor(data_config["std"], device=device).view(-1, 1, 1) * 255)
         erase = RandomErasing(random_erasing, mode="pixel", device=str(device))
         self._erase = erase if random_erasing else None
 
     def __call__(self, images: Tensor) -> Tensor:
         if images.dtype != torch.uint8:
             return images
-        images = images.float().sub_(self._mean).div_(self._std)
+        images = (images - self._mean).mul_(self._scale)
         return self._erase(images) if self._erase is not None else images
 
 

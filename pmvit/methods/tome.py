@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
+from pmvit.models.timm_vit import is_plain
 
 
 def match(keys: Tensor, r: int, num_protected: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +104,3 @@ def tome(model: nn.Module, r: int) -> nn.Module:
     for number, block in enumerate(model.blocks):
         model.blocks[number] = TomeBlock(block, r, model.num_prefix_tokens, number == last)
     return model
-
-
-def is_plain(block: nn.Module) -> bool:
-    return type(block) is Block and type(block.attn) is Attention and block.attn.gate is None

@@ -96,6 +96,25 @@ class Adapter:
         """Paths of parts of a block whose cost does not depend on the tokens it runs on."""
         return []
 
+    def tokens_read(self, model: nn.Module) -> int | None:
+        """How many of the first tokens are read after the blocks; `None` for all of them."""
+        return None
+
+    def inference_block(self, block: nn.Module, num_outputs: int, bias: Tensor | None, inplace: bool) -> nn.Module:
+        """A block for inference alone that computes its first `num_outputs` tokens, with keys and values of all.
+
+        Args:
+            block: One for which `computes_partly` is true.
+            num_outputs: How many tokens to compute.
+            bias: To add to the attention scores of each token, if any.
+            inplace: The block may write to its input.
+        """
+        raise _missing(self, "inference_block")
+
+    def computes_partly(self, block: nn.Module) -> bool:
+        """Whether `inference_block` knows the block; its tokens may then come in any order."""
+        return False
+
     def for_scoring(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Put the model in the state scoring needs (fused attention on, no recomputation) and back afterwards."""
         return nullcontext()

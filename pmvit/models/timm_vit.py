@@ -6,10 +6,12 @@ from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from timm.data.config import resolve_data_config
+from timm.layers import Attention
 from timm.models.beit import Beit
 from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
@@ -82,6 +84,16 @@ class TimmViT(Adapter):
     def parts_without_tokens(self, block: Host) -> list[str]:
         return ["attn.rel_pos.mlp"]  # the network behind ViT-RelPos' bias, where a block has one
 
+    def tokens_read(self, model: Host) -> int | None:
+        pooled_by_attention = getattr(model, "attn_pool", None) is not None
+        return int(model.num_prefix_tokens) if model.global_pool == "token" and not pooled_by_attention else None
+
+    def computes_partly(self, block: nn.Module) -> bool:
+        return is_plain(block)
+
+    def inference_block(self, block: nn.Module, num_outputs: int, bias: Tensor | None, inplace: bool) -> nn.Module:
+        return PartialBlock(block, num_outputs, bias, inplace)
+
     @contextmanager
     def for_scoring(self, model: Host) -> Iterator[None]:
         fused = {module: module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")}
@@ -142,6 +154,50 @@ class TimmViT(Adapter):
             if len(config[key]) != channels:  # made for other channels: their mean serves for each
                 config[key] = (sum(config[key]) / len(config[key]),) * channels
         return {key: list(v) if isinstance(v := config[key], tuple) else v for key in DATA_KEYS}
+
+
+def is_plain(block: nn.Module) -> bool:
+    """Whether a block is timm's usual one: normalise, attend, add; normalise, MLP, add."""
+    return type(block) is Block and type(block.attn) is Attention
+
+
+class PartialBlock(nn.Module):
+    """timm's usual block for inference: its first `num_outputs` tokens, with keys and values of all."""
+
+    bias: Tensor | None
+
+    def __init__(self, block: Host, num_outputs: int, bias: Tensor | None, inplace: bool) -> None:
+        super().__init__()
+        self.block = block
+        self.num_outputs = num_outputs
+        self.inplace = inplace
+        self.register_buffer("bias", None if bias is None else bias[None, None, None], persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        block: Host = self.block
+        if self.num_outputs == tokens.shape[1]:
+            add = Tensor.add_ if self.inplace else Tensor.add
+            tokens = add(tokens, block.ls1(block.attn(block.norm1(tokens), attn_mask=self.bias)))
+            return add(tokens, block.ls2(block.mlp(block.norm2(tokens))))
+        tokens = tokens[:, : self.num_outputs] + block.ls1(self._attend(block.norm1(tokens)))
+        return tokens + block.ls2(block.mlp(block.norm2(tokens)))
+
+    def _attend(self, tokens: Tensor) -> Tensor:
+        attention: Host = self.block.attn
+        batch, count, _ = tokens.shape
+        asking = tokens[:, : self.num_outputs]
+        heads = (attention.num_heads, attention.head_dim)
+        weight, bias, size = attention.qkv.weight, attention.qkv.bias, attention.attn_dim
+        biases = (None, None) if bias is None else (bias[:size], bias[size:])
+        query = F.linear(asking, weight[:size], biases[0]).view(batch, self.num_outputs, *heads).transpose(1, 2)
+        both = F.linear(tokens, weight[size:], biases[1]).view(batch, count, 2, *heads)
+        key, value = both.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key = attention.q_norm(query), attention.k_norm(key)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias)
+        attended = attention.norm(attended.transpose(1, 2).reshape(batch, self.num_outputs, size))
+        if attention.gate is not None:
+            attended = attended * attention.gate(asking).sigmoid()
+        return attention.proj(attended)
 
 
 class NarrowBias(nn.Module):

@@ -5,13 +5,32 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from pmvit.prune_merge import PruneMerge, SparseRows, segment_sum
+
 Form = Literal["segment", "gather", "matmul"]
 
 
 class HandOver(nn.Module):
-    """A constant sparse matrix from one table of shape (batch, rows, width) to the next."""
+    """A constant sparse matrix from one table to the next; its input and output each come in two parts.
 
-    def forward(self, table: Tensor) -> Tensor:
+    A table is the tokens a block leaves and what is carried past it, each of shape (batch, rows, width).
+
+    Args:
+        matrix: From the rows of the one table to those of the next.
+        num_outputs: How many rows of the one table are tokens.
+        num_tokens: How many rows of the next table are.
+    """
+
+    def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
+        super().__init__()
+        self.num_outputs = num_outputs
+        self.num_tokens = num_tokens
+        self.num_carried = len(matrix) - num_tokens
+
+    def extra_repr(self) -> str:
+        return f"{self.num_outputs} tokens -> {self.num_tokens} tokens + {self.num_carried} carried"
+
+    def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
         raise NotImplementedError
 
 
@@ -20,12 +39,15 @@ class Matmul(HandOver):
 
     matrix: Tensor
 
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__()
+    def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
+        super().__init__(matrix, num_outputs, num_tokens)
         self.register_buffer("matrix", matrix.float(), persistent=False)
 
-    def forward(self, table: Tensor) -> Tensor:
-        return torch.matmul(self.matrix.to(table.dtype), table)
+    def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        table = outputs if carried is None else torch.cat([outputs, carried], dim=1)
+        matrix = self.matrix.to(table.dtype)
+        tokens = torch.matmul(matrix[: self.num_tokens], table)
+        return tokens, torch.matmul(matrix[self.num_tokens :], table) if self.num_carried else None
 
 
 class Gather(HandOver):
@@ -35,8 +57,8 @@ class Gather(HandOver):
     mixing: Tensor
     sources: Tensor
 
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__()
+    def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
+        super().__init__(matrix, num_outputs, num_tokens)
         matrix = matrix.float()
         is_copy = ((matrix != 0).sum(1) == 1) & (matrix.sum(1) == 1)
         mixed_rows = torch.nonzero((matrix[~is_copy] != 0).any(0)).flatten()
@@ -46,11 +68,124 @@ class Gather(HandOver):
         self.register_buffer("mixing", matrix[~is_copy][:, mixed_rows], persistent=False)
         self.register_buffer("sources", sources, persistent=False)
 
-    def forward(self, table: Tensor) -> Tensor:
-        if not self.mixing.numel():
-            return table.index_select(1, self.sources)
-        mixed = torch.matmul(self.mixing.to(table.dtype), table.index_select(1, self.mixed_rows))
-        return torch.cat([table, mixed], dim=1).index_select(1, self.sources)
+    def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        table = outputs if carried is None else torch.cat([outputs, carried], dim=1)
+        if self.mixing.numel():
+            mixed = torch.matmul(self.mixing.to(table.dtype), table.index_select(1, self.mixed_rows))
+            table = torch.cat([table, mixed], dim=1)
+        tokens = table.index_select(1, self.sources[: self.num_tokens])
+        return tokens, table.index_select(1, self.sources[self.num_tokens :]) if self.num_carried else None
 
 
-FORMS: dict[Form, type[HandOver]] = {"gather": Gather, "matmul": Matmul}
+class Segment(HandOver):
+    """One weighted sum a row, all in one kernel (`segment_sum`): best in eager PyTorch.
+
+    Tokens and carried rows of all images lie in one buffer, first all tokens, then all carried rows, so that both
+    parts are contiguous. A block that adds to its tokens in place leaves the buffer ready for the next hand-over;
+    other blocks cost a copy.
+    """
+
+    columns: Tensor
+    sizes: Tensor
+    weights: Tensor
+
+    def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
+        super().__init__(matrix, num_outputs, num_tokens)
+        matrix = matrix.float()
+        rows, columns = torch.nonzero(matrix, as_tuple=True)
+        self.width = matrix.shape[1]
+        self.register_buffer("columns", columns, persistent=False)
+        self.register_buffer("sizes", torch.bincount(rows, minlength=len(matrix)), persistent=False)
+        self.register_buffer("weights", matrix[rows, columns], persistent=False)
+        self._made: tuple[object, SparseRows, Tensor] | None = None
+
+    def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        batch, _, width = outputs.shape
+        rows, weights = self._for_batch(batch, outputs)
+        result = segment_sum(_buffer(outputs, carried), rows, weights)
+        split = batch * self.num_tokens
+        tokens = result[:split].view(batch, -1, width)
+        return tokens, result[split:].view(batch, -1, width) if self.num_carried else None
+
+    def _for_batch(self, batch: int, table: Tensor) -> tuple[SparseRows, Tensor]:
+        """Rows and weights for this batch size; those of the last one are kept."""
+        if torch.compiler.is_compiling():
+            return self._repeat(batch, table)
+        made_for = (batch, table.dtype, table.device)
+        if self._made is None or self._made[0] != made_for:
+            with torch.inference_mode(False):
+                self._made = (made_for, *self._repeat(batch, table))
+        return self._made[1], self._made[2]
+
+    def _repeat(self, batch: int, table: Tensor) -> tuple[SparseRows, Tensor]:
+        image = torch.arange(batch, device=self.columns.device)[:, None]
+        is_token = self.columns < self.num_outputs
+        num_carried = self.width - self.num_outputs
+        place = torch.where(is_token, self.columns, self.columns - self.num_outputs + batch * self.num_outputs)
+        columns = place + image * torch.where(is_token, self.num_outputs, num_carried)
+        weights = self.weights.to(table.dtype).expand(batch, -1)
+        split = int(self.sizes[: self.num_tokens].sum())
+        sizes = torch.cat([part.repeat(batch) for part in self.sizes.tensor_split([self.num_tokens])])
+        columns, weights = (
+            torch.cat([part.flatten() for part in both.tensor_split([split], dim=1)]) for both in (columns, weights)
+        )
+        return SparseRows(columns, torch.cumsum(sizes, 0) - sizes), weights
+
+
+def _buffer(outputs: Tensor, carried: Tensor | None) -> Tensor:
+    """Both parts as one (rows, width) table, without a copy where they lie side by side already."""
+    width = outputs.shape[-1]
+    if carried is None:
+        return outputs.reshape(-1, width)
+    is_side_by_side = (
+        not torch.compiler.is_compiling()
+        and outputs.is_contiguous()
+        and outputs.untyped_storage().data_ptr() == carried.untyped_storage().data_ptr()
+        and carried.storage_offset() == outputs.storage_offset() + outputs.numel()
+    )
+    if is_side_by_side:
+        return outputs.as_strided(
+            ((outputs.numel() + carried.numel()) // width, width), (width, 1), outputs.storage_offset()
+        )
+    return torch.cat([outputs.reshape(-1, width), carried.reshape(-1, width)])
+
+
+FORMS: dict[Form, type[HandOver]] = {"segment": Segment, "gather": Gather, "matmul": Matmul}
+
+
+State = Tensor | tuple[Tensor, Tensor | None]
+
+
+class Stage(nn.Module):
+    """A hand-over and the block after it. The first stage takes tokens; the last, which hands over to the head, returns
+    them; what travels in between are tables.
+    """
+
+    def __init__(self, hand_over: list[HandOver], block: nn.Module, to_head: list[HandOver] | None = None) -> None:
+        super().__init__()
+        self.hand_over = nn.ModuleList(hand_over)
+        self.block = block
+        self.to_head = nn.ModuleList(to_head) if to_head is not None else None
+
+    def forward(self, state: State, **arguments: object) -> State:
+        tokens, carried = state if isinstance(state, tuple) else (state, None)
+        for hand_over in self.hand_over:
+            tokens, carried = hand_over(tokens, carried)
+        tokens = self.block(tokens, **arguments)
+        if self.to_head is None:
+            return tokens, carried
+        for hand_over in self.to_head:
+            tokens, carried = hand_over(tokens, carried)
+        return tokens
+
+
+class Narrowed(nn.Module):
+    """A compressed block without its merging and reconstructing: groups in, groups out."""
+
+    def __init__(self, wrapper: PruneMerge) -> None:
+        super().__init__()
+        self.wrapper = wrapper
+
+    def forward(self, groups: Tensor, **arguments: object) -> Tensor:
+        narrow = self.wrapper.narrow_arguments
+        return self.wrapper.block(groups, **(narrow(self.wrapper, arguments) if narrow is not None else arguments))

@@ -1,0 +1,160 @@
+"""Deployment passes: each exact, alone and together, on every kind of model they meet."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pmvit
+from pmvit.models.timm_vit import PartialBlock
+from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.maps import chain, factor, identity_maps, maps_of
+from pmvit.runtime.optimize import optimize_for_inference
+from pmvit.runtime.stages import Stage
+from tests.helpers import small_plan, small_vit
+
+HOSTS: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {},
+    "deit_tiny_distilled_patch16_224": {},
+    "vit_small_patch14_reg4_dinov2": {"patch_size": 16},
+    "vit_base_patch16_siglip_224": {},
+    "beit_base_patch16_224": {},
+    "eva02_tiny_patch14_224": {"patch_size": 16},
+    "vit_relpos_small_patch16_224": {},
+}
+PASSES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "graph": {"target": "graph"},
+    "matmul": {"form": "matmul"},
+    "gather": {"form": "gather"},
+    "last-block shortcut alone": {"drop_dead": False, "fuse": False},
+    "dead-token removal alone": {"tokens": "all", "fuse": False},
+    "fused hand-over alone": {"tokens": "all", "drop_dead": False},
+}
+
+
+def images(count: int = 2) -> Tensor:
+    return torch.randn(count, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+
+
+def check(model: nn.Module, **options: Any) -> nn.Module:
+    """Optimise, compare logits on two batch sizes, return the optimised model."""
+    fast = optimize_for_inference(model, **options)
+    with torch.inference_mode():
+        for count in (2, 3, 2):
+            assert torch.allclose(fast(images(count)), model(images(count)), rtol=0, atol=1e-4)
+    return fast
+
+
+@pytest.mark.parametrize("passes", PASSES.values(), ids=PASSES)
+@pytest.mark.parametrize("reconstruct", ["residual", "pinv"])
+@pytest.mark.parametrize("learn", ["group", "dense"])
+def test_each_pass_is_exact(passes: dict[str, Any], reconstruct: str, learn: Any) -> None:
+    model = small_vit(depth=5)
+    small = pmvit.compress(model, small_plan(model, reconstruct=reconstruct), learn=learn)
+    check(small, **passes)
+    with torch.no_grad():  # as after fine-tuning: nothing about the weights can be taken for granted
+        for module in small.modules():
+            if isinstance(module, PruneMerge):
+                module.merge_weights.add_(0.1 * torch.randn_like(module.merge_weights))
+                module.reconstruct_weights.add_(0.1 * torch.randn_like(module.reconstruct_weights))
+    check(small, **passes)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_every_host(host: str) -> None:
+    model = small_vit(host, **HOSTS[host])
+    check(model)
+    check(pmvit.compress(model, small_plan(model)))
+    check(pmvit.compress(model, small_plan(model)), target="graph")
+
+
+@pytest.mark.parametrize("pool", ["token", "avg", "map"])
+def test_what_the_head_reads_is_there(pool: str) -> None:
+    model = small_vit(global_pool=pool)
+    small = pmvit.compress(model, small_plan(model))
+    fast: Any = check(small)
+    with torch.inference_mode():
+        assert fast.forward_features(images()).shape[1] == (1 if pool == "token" else 37)
+
+
+def test_all_tokens_stay_where_they_are_read() -> None:
+    small: Any = pmvit.compress(small_vit(), small_plan(small_vit()))
+    fast: Any = optimize_for_inference(small, tokens="all")
+    with torch.inference_mode():
+        assert torch.allclose(fast.forward_features(images()), small.forward_features(images()), rtol=0, atol=1e-4)
+
+
+def test_only_what_is_read_is_computed() -> None:
+    small: Any = pmvit.compress(small_vit(depth=6), small_plan(small_vit(depth=6), keep=0.3))
+    fast: Any = optimize_for_inference(small)
+    counts = [stage.block.num_outputs for stage in fast.blocks]
+    assert counts[-1] == 1
+    assert all(count <= wrapper.centres.numel() for count, wrapper in zip(counts, small.blocks, strict=True))
+    all_read = optimize_for_inference(small, tokens="all")
+    assert pmvit.flops(fast).macs < min(pmvit.flops(all_read).macs, pmvit.flops(small).macs)
+    assert all(len(stage.hand_over) == 1 for stage in fast.blocks)
+
+
+def test_an_uncompressed_model_profits_too() -> None:
+    model: Any = small_vit()
+    fast: Any = check(model)
+    assert [len(stage.hand_over) for stage in fast.blocks] == [0, 0, 0]
+    assert isinstance(fast.blocks[2].block, PartialBlock)
+    assert pmvit.flops(fast).macs < pmvit.flops(model).macs
+
+
+def test_the_table_is_no_larger_than_the_tokens() -> None:
+    """Groups and remainder are another basis of the tokens as long as M and R fit together."""
+    model: Any = small_vit()
+    for reconstruct in ("residual", "pinv"):
+        small: Any = pmvit.compress(model, small_plan(model, reconstruct=reconstruct))
+        for wrapper in small.blocks:
+            maps = maps_of(wrapper)
+            assert len(maps.merge) + len(maps.remainder) <= 37
+    tokens = torch.randn(37, 4, dtype=torch.float64)
+    update = torch.randn(len(maps.merge), 4, dtype=torch.float64)
+    wrapper = pmvit.compress(model, small_plan(model)).blocks[1]
+    maps = maps_of(wrapper)
+    merged = maps.merge @ tokens
+    update = torch.randn_like(merged)
+    expected = tokens + torch.block_diag(torch.eye(1), wrapper.reconstruct_matrix().detach()).double() @ update
+    got = maps.from_groups @ (merged + update) + maps.from_remainder @ (maps.remainder @ tokens)
+    assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_factor_keeps_the_product() -> None:
+    merge = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.7, 0.0]], dtype=torch.float64)
+    back = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.3], [0.0, 0.0]], dtype=torch.float64)
+    kept = torch.eye(4, dtype=torch.float64) - back @ merge
+    expand, remainder = factor(kept, merge)
+    assert torch.allclose(expand @ remainder, kept)
+    assert len(remainder) == 3  # one for the pair, one for the scaled token, one for the pruned token
+
+
+def test_a_token_that_is_never_read_again_is_dropped() -> None:
+    identity = identity_maps(4)
+    pruned = identity.merge[[0, 1, 2]]
+    last_two_without_3 = identity._replace(
+        merge=pruned, remainder=identity.merge[3:], from_groups=pruned.T, from_remainder=identity.merge[:, 3:]
+    )
+    read = torch.arange(1)
+    tables = chain([identity, last_two_without_3, last_two_without_3], read, skip_outputs=[True] * 3)
+    assert [step.num_outputs for step in tables.steps] == [3, 3, 1]  # token 3 only lends its key to the first block
+    assert [len(step.hand_over[0]) for step in tables.steps] == [4, 3, 3]
+
+
+def test_an_optimised_model_is_not_taken_for_another() -> None:
+    model = small_vit()
+    small = pmvit.compress(model, small_plan(model))
+    fast = pmvit.optimize_for_inference(small)
+    assert any(isinstance(module, Stage) for module in fast.modules())
+    for wrong in (
+        lambda: pmvit.optimize_for_inference(fast),
+        lambda: pmvit.save(fast, "nowhere"),
+        lambda: pmvit.compress(fast, small_plan(model)),
+        lambda: pmvit.optimize_for_inference(small, form="magic"),
+    ):
+        with pytest.raises(pmvit.PmvitError, match="expected"):
+            wrong()
