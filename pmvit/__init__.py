@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
+    from pmvit.runtime.export import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
     from pmvit.scoring import ScoreConfig, Scores, score
     from pmvit.training import FinetuneConfig, Finetuned, finetune
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Evaluation",
+    "Exported",
     "FinetuneConfig",
     "Finetuned",
     "Flops",
@@ -45,6 +47,7 @@ __all__ = [
     "compress",
     "decompress",
     "evaluate",
+    "export",
     "finetune",
     "flops",
     "load",
@@ -62,6 +65,7 @@ _HOMES = {
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "prune_merge": ("PruneMerge",),
+    "runtime.export": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
     "scoring": ("ScoreConfig", "Scores", "score"),
     "training": ("FinetuneConfig", "Finetuned", "finetune"),

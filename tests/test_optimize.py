@@ -26,6 +26,7 @@ HOSTS: dict[str, dict[str, Any]] = {
 PASSES: dict[str, dict[str, Any]] = {
     "all": {},
     "graph": {"target": "graph"},
+    "onnx": {"target": "onnx"},
     "matmul": {"form": "matmul"},
     "gather": {"form": "gather"},
     "last-block shortcut alone": {"drop_dead": False, "fuse": False},

@@ -76,13 +76,13 @@ def training_transform(
 ) -> Transform:
     """timm's augmentation of one image, as bytes; a `crop_scale` of (1, 1) shows the middle square of every image."""
     whole = tuple(crop_scale) == (1.0, 1.0)
-    transform: Transform = create_transform(
+    transform: Any = create_transform(
         input_size=tuple(data_config["input_size"]),
         is_training=True,
         scale=crop_scale,
         ratio=(1.0, 1.0) if whole else None,
         hflip=hflip,
-        color_jitter=color_jitter or None,
+        color_jitter=color_jitter or None,  # type: ignore[arg-type]  # None is the way to have none
         auto_augment=auto_augment,
         interpolation=data_config["interpolation"],
         mean=tuple(data_config["mean"]),
@@ -92,7 +92,8 @@ def training_transform(
         for step in transform.transforms:
             if type(step) is RandomResizedCropAndInterpolation:
                 step.__class__ = _TensorCrop
-    return transform
+    prepared: Transform = transform
+    return prepared
 
 
 class _TensorCrop(RandomResizedCropAndInterpolation):
@@ -101,8 +102,8 @@ class _TensorCrop(RandomResizedCropAndInterpolation):
     def __call__(self, image: Image.Image) -> Image.Image | Tensor:
         mode = interp_mode_to_str(self.interpolation) if not isinstance(self.interpolation, tuple) else "random"
         if image.mode != "RGB" or mode not in ("bilinear", "bicubic"):
-            return super().__call__(image)
-        top, left, height, width = self.get_params(image, self.scale, self.ratio)
+            return super().__call__(image)  # type: ignore[no-any-return, no-untyped-call]
+        top, left, height, width = self.get_params(image, self.scale, self.ratio)  # type: ignore[no-untyped-call]
         pixels = np.array(image.crop((left, top, left + width, top + height)))
         batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]
         return functional.interpolate(batch, self.size, mode=mode, antialias=True)[0]

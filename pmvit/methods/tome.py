@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
@@ -59,7 +59,7 @@ def merge_matched(
 class TomeBlock(nn.Module):
     """timm's block with r tokens merged between attention and MLP; tokens and their sizes travel side by side."""
 
-    def __init__(self, block: Block, r: int, num_prefix: int, is_last: bool) -> None:
+    def __init__(self, block: nn.Module, r: int, num_prefix: int, is_last: bool) -> None:
         super().__init__()
         self.block = block
         self.r = r

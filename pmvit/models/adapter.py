@@ -1,7 +1,7 @@
 """What pmvit has to know of a host model, and the registry that finds the adapter of a model."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -27,6 +27,9 @@ EXAMPLE = """
         def input_size(self, model):
             return (3, 224, 224)
 """
+
+
+Target = Literal["eager", "graph", "onnx"]
 
 
 class TokenLayout(NamedTuple):
@@ -100,14 +103,17 @@ class Adapter:
         """How many of the first tokens are read after the blocks; `None` for all of them."""
         return None
 
-    def inference_block(self, block: nn.Module, num_outputs: int, bias: Tensor | None, inplace: bool) -> nn.Module:
+    def inference_block(
+        self, block: nn.Module, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
+    ) -> nn.Module:
         """A block for inference alone that computes its first `num_outputs` tokens, with keys and values of all.
 
         Args:
             block: One for which `computes_partly` is true.
             num_outputs: How many tokens to compute.
             bias: To add to the attention scores of each token, if any.
-            inplace: The block may write to its input.
+            target: What is to run it.
+            inplace: It may write to its input.
         """
         raise _missing(self, "inference_block")
 

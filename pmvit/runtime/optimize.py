@@ -10,20 +10,20 @@ Every pass is exact; together they make a compressed model run on little more th
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from pmvit.compress import check_trainable, compression_of
 from pmvit.errors import PmvitError
-from pmvit.models import adapter_for
+from pmvit.models import Adapter, adapter_for
+from pmvit.models.adapter import Target
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.maps import chain, identity_maps, maps_of
 from pmvit.runtime.stages import FORMS, Form, HandOver, Narrowed, Stage
 
 Model = TypeVar("Model", bound=nn.Module)
-Target = Literal["eager", "graph"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class InferenceConfig:
     """Which passes run, and for what.
 
     Attributes:
-        target: `eager` for PyTorch as it is; `graph` for exporters and compilers, which want no writing in place.
+        target: `eager` for PyTorch as it is; `graph` for compilers and exporters, which want no writing in place;
+            `onnx` for ONNX, which has no fused attention that all runtimes know.
         tokens: `head` if only what the head reads is needed of the last block; `all` if tokens are read too, as by a
             segmentation decoder.
         drop_dead: Leave out what nothing depends on.
@@ -66,46 +67,56 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     layout = adapter.layout(model)
     names = adapter.block_names(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    blocks = [model.get_submodule(name) for name in names]
     read = adapter.tokens_read(model) if config.tokens == "head" else None
     num_read = layout.num_tokens if read is None else read
-    partly = [adapter.computes_partly(_inside(block)) for block in blocks]
-    opened = [isinstance(block, PruneMerge) and block.learn == "group" for block in blocks]
-    if isinstance(blocks[-1], PruneMerge) and partly[-1] and read is not None:
-        opened[-1] = True  # of a dense reconstruction nothing is left but prefix tokens
-    maps = [
-        maps_of(b) if is_open else identity_maps(layout.num_tokens) for b, is_open in zip(blocks, opened, strict=True)
-    ]
-    closed = [isinstance(b, PruneMerge) and not is_open for b, is_open in zip(blocks, opened, strict=True)]
+    parts = [_part(adapter, model.get_submodule(name), read is not None and name == names[-1]) for name in names]
     tables = chain(
-        maps,
+        [maps_of(part.wrapper) if part.wrapper is not None else identity_maps(layout.num_tokens) for part in parts],
         torch.arange(num_read),
-        skip_outputs=[can and not is_closed for can, is_closed in zip(partly, closed, strict=True)],
+        skip_outputs=[part.computes_partly for part in parts],
         drop_dead=config.drop_dead,
         fuse=config.fuse,
     )
     num_outputs = layout.num_tokens
-    for name, block, step, can, is_closed in zip(names, blocks, tables.steps, partly, closed, strict=True):
+    for name, part, step in zip(names, parts, tables.steps, strict=True):
         hand_over = _hand_overs(step.hand_over, num_outputs, step.num_tokens, config)
-        if can and not is_closed:
-            bias = (
-                block.log_sizes[step.order] if isinstance(block, PruneMerge) and block.log_sizes is not None else None
-            )
+        block = part.block
+        if part.computes_partly:
+            has_bias = part.wrapper is not None and part.wrapper.log_sizes is not None
+            bias = part.wrapper.log_sizes[step.order] if has_bias else None
             inplace = config.target == "eager" and (bool(hand_over) or name != names[0])
-            inside = adapter.inference_block(_inside(block), step.num_outputs, bias, inplace)
-        else:
-            inside = Narrowed(block) if isinstance(block, PruneMerge) and not is_closed else block
+            block = adapter.inference_block(block, step.num_outputs, bias, config.target, inplace)
+        elif part.wrapper is not None:
+            block = Narrowed(part.wrapper)
         num_outputs = step.num_outputs
         to_head = _hand_overs(tables.to_head, num_outputs, num_read, config) if name == names[-1] else None
-        model.set_submodule(name, Stage(hand_over, inside, to_head))
+        model.set_submodule(name, Stage(hand_over, block, to_head))
     if compression_of(model) is not None:
         del model.compression
     model.inference_config = config  # type: ignore[assignment]  # a record, not a module
     return model.to(next(model.parameters()).device)
 
 
-def _inside(block: nn.Module) -> nn.Module:
-    return block.block if isinstance(block, PruneMerge) else block
+class _Part(NamedTuple):
+    """A block as the passes see it: what runs, its compression if that becomes part of the tables, what it can do."""
+
+    block: nn.Module
+    wrapper: Any
+    computes_partly: bool
+
+
+def _part(adapter: Adapter, block: nn.Module, feeds_head: bool) -> _Part:
+    """Open a compressed block.
+
+    Full learned matrices would only grow if they were multiplied: such a block is left as it is, unless it is the last
+    one, of whose reconstruction nothing remains but the prefix tokens.
+    """
+    if not isinstance(block, PruneMerge):
+        return _Part(block, None, adapter.computes_partly(block))
+    computes_partly = adapter.computes_partly(block.block)
+    if block.learn == "dense" and not (feeds_head and computes_partly):
+        return _Part(block, None, False)
+    return _Part(block.block, block, computes_partly)
 
 
 def _hand_overs(

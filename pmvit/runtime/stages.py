@@ -1,6 +1,6 @@
 """Modules that run a chain of tables (see `maps`): hand-overs in three forms, and the blocks between them."""
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,7 @@ class Segment(HandOver):
         self.register_buffer("columns", columns, persistent=False)
         self.register_buffer("sizes", torch.bincount(rows, minlength=len(matrix)), persistent=False)
         self.register_buffer("weights", matrix[rows, columns], persistent=False)
+        self._token_entries = int((rows < num_tokens).sum())
         self._made: tuple[object, SparseRows, Tensor] | None = None
 
     def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -124,10 +125,10 @@ class Segment(HandOver):
         place = torch.where(is_token, self.columns, self.columns - self.num_outputs + batch * self.num_outputs)
         columns = place + image * torch.where(is_token, self.num_outputs, num_carried)
         weights = self.weights.to(table.dtype).expand(batch, -1)
-        split = int(self.sizes[: self.num_tokens].sum())
         sizes = torch.cat([part.repeat(batch) for part in self.sizes.tensor_split([self.num_tokens])])
         columns, weights = (
-            torch.cat([part.flatten() for part in both.tensor_split([split], dim=1)]) for both in (columns, weights)
+            torch.cat([part.flatten() for part in both.tensor_split([self._token_entries], dim=1)])
+            for both in (columns, weights)
         )
         return SparseRows(columns, torch.cumsum(sizes, 0) - sizes), weights
 
@@ -171,7 +172,7 @@ class Stage(nn.Module):
         tokens, carried = state if isinstance(state, tuple) else (state, None)
         for hand_over in self.hand_over:
             tokens, carried = hand_over(tokens, carried)
-        tokens = self.block(tokens, **arguments)
+        tokens = cast(Tensor, self.block(tokens, **arguments))
         if self.to_head is None:
             return tokens, carried
         for hand_over in self.to_head:
@@ -188,4 +189,5 @@ class Narrowed(nn.Module):
 
     def forward(self, groups: Tensor, **arguments: object) -> Tensor:
         narrow = self.wrapper.narrow_arguments
-        return self.wrapper.block(groups, **(narrow(self.wrapper, arguments) if narrow is not None else arguments))
+        narrowed = narrow(self.wrapper, arguments) if narrow is not None else arguments
+        return cast(Tensor, self.wrapper.block(groups, **narrowed))

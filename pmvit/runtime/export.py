@@ -1,0 +1,179 @@
+"""Export: passes, the runtime's file, and a comparison with PyTorch on real images before anything is called done."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmvit._modes import evaluation_mode
+from pmvit.data.batches import unpack
+from pmvit.errors import PmvitError
+from pmvit.models import adapter_for
+from pmvit.runtime.optimize import optimize_for_inference
+from pmvit.runtime.quantize import QUANTIZERS
+from pmvit.runtime.targets import RUNTIMES, Run, Runtime, runtime_called
+
+TOLERANCE = 1e-3  # largest error of a logit in float32, relative to the largest logit
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written and gave the same as PyTorch.
+
+    Attributes:
+        path: The file.
+        runtime: What runs it.
+        images: How many images it was compared on.
+        max_error: Largest difference of a logit, relative to the largest logit.
+        agreement: Share of images with the same top-1.
+        int8: Whether it is quantised.
+        megabytes: Its size, with the files beside it.
+    """
+
+    path: Path
+    runtime: str
+    images: int
+    max_error: float
+    agreement: float
+    int8: bool
+    megabytes: float
+
+
+def export(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    to: str | None = None,
+    batch: int | None = None,
+    images: Tensor | Iterable[Any] | None = None,
+    int8: bool = False,
+    tokens: str = "head",
+    threads: int | None = None,
+) -> Exported:
+    """Write a model for a runtime, load it back there, compare it with PyTorch, and only then put it in place.
+
+    Args:
+        model: What `compress` or `load` returned, or an original model; a copy is optimised for inference.
+        path: The file to write.
+        to: The runtime: onnx, openvino, torch-export, aot-inductor, torchscript, executorch; from the file's ending if
+            left out.
+        batch: The batch size the file is for; any, if left out and the runtime allows it (otherwise 1).
+        images: Prepared images to compare on, and to calibrate on with `int8`: a tensor, or a loader. Built-in pictures
+            serve where there are none.
+        int8: Quantise weights and activations to eight bits after training.
+        tokens: `all` if tokens are read too, not the logits alone (see `InferenceConfig`).
+        threads: For the comparison.
+
+    Raises:
+        PmvitError: If a package is missing, the runtime cannot take the model, or gives something else than PyTorch.
+    """
+    path = Path(path)
+    runtime = _runtime(path, to)
+    if int8 and runtime.name not in QUANTIZERS:
+        raise PmvitError(f"expected {' or '.join(QUANTIZERS)} for int8; got {runtime.name}")
+    if int8 and images is None:
+        raise PmvitError("int8 is calibrated on images like those the model will see: pass some of yours")
+    shown = _first_images(model, images, 64 if int8 else 8)
+    size = batch if batch is not None else 1 if runtime.fixed_batch else None
+    if size is not None:
+        shown = shown[: len(shown) // size * size] if len(shown) >= size else shown.repeat(size, 1, 1, 1)[:size]
+    example = shown[: size or 2]
+    ready = optimize_for_inference(model, target=runtime.target, tokens=tokens).to("cpu", torch.float32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        written = Path(folder) / path.name
+        try:
+            runtime.write(ready, written, example, any_batch=size is None)
+            if int8:
+                QUANTIZERS[runtime.name](written, list(shown.split(size or 1)))
+            run = runtime.open(written, threads or torch.get_num_threads())
+            expected, got = _outputs(ready, shown), _run(run, shown, size)
+        except PmvitError:
+            raise
+        except Exception as error:  # whatever a converter or a runtime raises: it is about this model and this target
+            raise PmvitError(f"{runtime.name} cannot take this model: {_first_line(error)}") from error
+        max_error = float((got - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+        agreement = float((got.argmax(-1) == expected.argmax(-1)).float().mean())
+        if not int8 and not max_error <= TOLERANCE:
+            raise PmvitError(
+                f"{runtime.name} gives other logits than PyTorch (by {max_error:.1%} of the largest, {agreement:.0%} "
+                f"of {len(shown)} images agree): nothing was written"
+            )
+        del run
+        files = [file for file in Path(folder).iterdir() if file.is_file()]
+        megabytes = sum(file.stat().st_size for file in files) / 1e6
+        for file in sorted(files, key=lambda file: file == written):  # the file itself last
+            os.chmod(file, 0o666 & ~_umask())  # noqa: PTH101
+            shutil.move(file, path.parent / file.name)
+    return Exported(path, runtime.name, len(shown), max_error, agreement, int8, megabytes)
+
+
+def _runtime(path: Path, to: str | None) -> Runtime:
+    if to is not None:
+        runtime = runtime_called(to)
+        if path.suffix != runtime.suffix:
+            raise PmvitError(f"expected a name that ends in {runtime.suffix} for {to}; got {path.name}")
+        return runtime
+    fitting = [name for name, runtime in RUNTIMES.items() if runtime.suffix == path.suffix]
+    if not fitting:
+        endings = ", ".join(f"{runtime.suffix} ({name})" for name, runtime in RUNTIMES.items())
+        raise PmvitError(f"expected a file name with one of the endings {endings}; got {path.name}")
+    return runtime_called(fitting[0])
+
+
+def _first_images(model: nn.Module, images: Tensor | Iterable[Any] | None, count: int) -> Tensor:
+    """So many images, prepared for the model."""
+    size = adapter_for(model).input_size(model)
+    if images is None:
+        return built_in_images(size, count)
+    if not isinstance(images, Tensor):
+        batches: list[Tensor] = []
+        for batch in images:
+            batches.append(unpack(batch)[0])
+            if sum(map(len, batches)) >= count:
+                break
+        if not batches:
+            raise PmvitError("expected images to compare on; the loader gave none")
+        images = torch.cat(batches)
+    if tuple(images.shape[1:]) != size:
+        raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
+    return images[:count].float().cpu()
+
+
+def built_in_images(size: tuple[int, int, int], count: int) -> Tensor:
+    """Pictures that come with the package, resized; of about unit variance, as prepared images are."""
+    from pmvit.data.demo import MEAN, STD, demo_images
+
+    pictures = (demo_images("test", count)[0][:, None].float() / 255 - MEAN) / STD
+    return F.interpolate(pictures, size[1:], mode="bilinear").expand(-1, size[0], -1, -1).contiguous()
+
+
+def _outputs(model: nn.Module, images: Tensor) -> Tensor:
+    with torch.inference_mode(), evaluation_mode(model):
+        return torch.cat([model(batch) for batch in images.split(16)]).clone()
+
+
+def _run(run: Run, images: Tensor, size: int | None) -> Tensor:
+    """Run all images; with any batch size, in batches of two sizes."""
+    if size is not None:
+        return torch.cat([run(batch) for batch in images.split(size)])
+    first = run(images[:1])
+    return torch.cat([first, *(run(batch) for batch in images[1:].split(16))])
+
+
+def _first_line(error: Exception) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

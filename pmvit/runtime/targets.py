@@ -1,0 +1,242 @@
+"""Where a model can run: for each runtime, how its file is written and how it is opened again.
+
+A runtime takes a model in float32 that `optimize_for_inference` has made ready, and gives it back as a function from a
+batch of images to logits, both as tensors. Packages are imported when they are needed.
+"""
+
+import importlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pmvit._cpu import avoid_broken_amx
+from pmvit.errors import PmvitError
+from pmvit.models.adapter import Target
+
+Run = Callable[[Tensor], Tensor]
+OPSET = 20  # the first with Gelu, which runtimes then need not recognise in five operators
+
+
+class Runtime:
+    """One way to run a model.
+
+    Attributes:
+        name: What users call it.
+        suffix: The ending of its files.
+        packages: What has to be installed, by the name it is imported under.
+        extra: The extra of pmvit that installs them.
+        target: What the passes prepare a model for.
+        fixed_batch: Its files are for one batch size only.
+    """
+
+    name: str
+    suffix: str
+    packages: tuple[str, ...] = ()
+    extra: str = ""
+    target: Target = "graph"
+    fixed_batch: bool = False
+
+    def check(self) -> None:
+        """Raise `PmvitError` if something is missing that this runtime needs."""
+        for package in self.packages:
+            try:
+                with quietly():
+                    importlib.import_module(package)
+            except ImportError as error:
+                raise PmvitError(
+                    f"expected the package {package} for {self.name}; it cannot be imported ({error}): "
+                    f"pip install 'pmvit[{self.extra}]'"
+                ) from None
+
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        """Write the model for batches like `images`, or for any batch size."""
+        raise NotImplementedError
+
+    def open(self, path: Path, threads: int) -> Run:
+        """Open what `write` wrote."""
+        raise NotImplementedError
+
+
+def _exported(model: nn.Module, images: Tensor, any_batch: bool) -> Any:
+    """The model as torch.export has it."""
+    batch = ({0: torch.export.Dim("batch", min=1, max=4096)},) if any_batch else None
+    with torch.no_grad(), quietly():
+        return torch.export.export(model, (images,), dynamic_shapes=batch)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the warnings and prints of converters, which are about their own insides."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+class Onnx(Runtime):
+    """ONNX with standard operators only, run by ONNX Runtime."""
+
+    name, suffix, packages, extra = "onnx", ".onnx", ("onnx", "onnxscript", "onnxruntime"), "onnx"
+    target: Target = "onnx"
+
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        exported = _exported(model, images, any_batch)
+        with quietly():
+            program: Any = torch.onnx.export(
+                exported,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["images"],
+                output_names=["logits"],
+                verbose=False,
+            )
+            program.save(str(path))
+
+    def open(self, path: Path, threads: int) -> Run:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        # Threads that wait busily take the cores from whatever else runs in the process.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+class OpenVino(Runtime):
+    """OpenVINO's intermediate representation: an .xml file and its .bin beside it."""
+
+    name, suffix, packages, extra = "openvino", ".xml", ("openvino",), "openvino"
+
+    def check(self) -> None:
+        super().check()
+        avoid_broken_amx()
+
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        import openvino
+
+        with quietly():
+            converted = openvino.convert_model(_exported(model, images, any_batch))
+            converted.inputs[0].get_tensor().set_names({"images"})
+            converted.outputs[0].get_tensor().set_names({"logits"})
+            openvino.save_model(converted, path, compress_to_fp16=False)
+
+    def open(self, path: Path, threads: int) -> Run:
+        import openvino
+
+        core = openvino.Core()
+        settings = {
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
+        request = core.compile_model(core.read_model(path), "CPU", settings).create_infer_request()
+        return lambda images: torch.from_numpy(next(iter(request.infer({0: images.numpy()}).values())).copy())
+
+
+class TorchExport(Runtime):
+    """A torch.export program: PyTorch without the model's Python code."""
+
+    name, suffix = "torch-export", ".pt2"
+
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        with quietly():
+            torch.export.save(_exported(model, images, any_batch), path)
+
+    def open(self, path: Path, threads: int) -> Run:
+        with quietly():
+            return _inferring(torch.export.load(path).module())
+
+
+class AotInductor(Runtime):
+    """A package of machine code compiled ahead of time by TorchInductor; needs a C++ compiler to make, none to run."""
+
+    name, suffix = "aot-inductor", ".pt2"
+
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        exported = _exported(model, images, any_batch)
+        with quietly():
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
+
+    def open(self, path: Path, threads: int) -> Run:
+        with quietly():
+            return _inferring(torch._inductor.aoti_load_package(str(path)))
+
+
+class TorchScript(Runtime):
+    """A TorchScript trace, for LibTorch."""
+
+    name, suffix = "torchscript", ".pt"
+
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        with quietly(), torch.no_grad():
+            torch.jit.save(torch.jit.trace(model, images, check_trace=False), str(path))
+
+    def open(self, path: Path, threads: int) -> Run:
+        with quietly():
+            return _inferring(torch.jit.load(str(path)))
+
+
+class ExecuTorch(Runtime):
+    """ExecuTorch with XNNPACK, for phones and boards; one batch size a file."""
+
+    name, suffix, packages, extra = "executorch", ".pte", ("executorch.exir", "executorch.runtime"), "executorch"
+    fixed_batch = True
+
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+
+        exported = _exported(model, images, any_batch=False)
+        with quietly():
+            lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+            path.write_bytes(lowered.to_executorch().buffer)
+
+    def open(self, path: Path, threads: int) -> Run:
+        from executorch.runtime import Runtime as Interpreter
+
+        program = Interpreter.get().load_program(path)
+        method = program.load_method("forward")  # lives only as long as its program
+
+        def run(images: Tensor, keep: Any = program) -> Tensor:
+            output: Tensor = method.execute([images.contiguous()])[0]
+            return output.clone()
+
+        return run
+
+
+def _inferring(module: Callable[[Tensor], Tensor]) -> Run:
+    def run(images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return module(images)
+
+    return run
+
+
+RUNTIMES: dict[str, Runtime] = {
+    runtime.name: runtime for runtime in (Onnx(), OpenVino(), TorchExport(), AotInductor(), TorchScript(), ExecuTorch())
+}
+
+
+def runtime_called(name: str) -> Runtime:
+    """Find a runtime by name.
+
+    Raises:
+        PmvitError: If there is none of that name, or its packages are missing.
+    """
+    if name not in RUNTIMES:
+        raise PmvitError(f"expected one of {', '.join(RUNTIMES)} to export to; got {name!r}")
+    RUNTIMES[name].check()
+    return RUNTIMES[name]

@@ -1,0 +1,174 @@
+"""Exports: every runtime gives what PyTorch gives, at any batch size, or says why it cannot."""
+
+import builtins
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pmvit
+from pmvit import _cpu
+from pmvit.data.demo import demo_loader, demo_model
+from pmvit.runtime import export as export_module
+from pmvit.runtime.targets import RUNTIMES, Runtime, runtime_called
+from tests.helpers import small_plan, small_vit
+
+FILES = {"onnx": "m.onnx", "openvino": "m.xml", "torch-export": "m.pt2", "torchscript": "m.pt"}
+
+
+@pytest.fixture(scope="module")
+def fashion() -> tuple[nn.Module, nn.Module, Tensor]:
+    """The demo's ViT, compressed, and real images for it."""
+    model = demo_model()
+    small = pmvit.compress(model, small_plan(model, keep=0.6))
+    return model, small, demo_loader("test", 64, 64)[0][0]
+
+
+@pytest.mark.parametrize("to", FILES)
+def test_every_runtime_gives_the_same_logits(to: str, fashion: Any, tmp_path: Path) -> None:
+    _, small, images = fashion
+    result = pmvit.export(small, tmp_path / FILES[to], images=images)
+    assert result.runtime == to
+    assert result.max_error < 1e-4
+    assert result.agreement == 1.0
+    run = runtime_called(to).open(result.path, threads=1)
+    with torch.inference_mode():
+        for count in (1, 5, 64):
+            assert torch.allclose(run(images[:count]), small(images[:count]), rtol=0, atol=1e-3)
+    beside = {path.name for path in tmp_path.iterdir()}
+    assert beside == ({"m.xml", "m.bin"} if to == "openvino" else {FILES[to]})
+
+
+def test_onnx_has_standard_operators_only_and_fixed_batches_are_fixed(fashion: Any, tmp_path: Path) -> None:
+    import onnx
+
+    _, small, images = fashion
+    path = pmvit.export(small, tmp_path / "m.onnx", images=images).path
+    model = onnx.load(path)
+    assert {entry.domain for entry in model.opset_import} <= {"", "ai.onnx"}
+    assert not model.functions
+    assert {node.op_type for node in model.graph.node}.isdisjoint({"Loop", "If", "Scan", "NonZero"})
+    fixed = pmvit.export(small, tmp_path / "fixed.onnx", batch=3, images=images).path
+    assert [d.dim_value for d in onnx.load(fixed).graph.input[0].type.tensor_type.shape.dim] == [3, 1, 28, 28]
+
+
+@pytest.mark.parametrize("kind", ["uncompressed", "dense", "tuned", "avg"])
+def test_other_models_export_too(kind: str, tmp_path: Path) -> None:
+    model = small_vit(global_pool="avg" if kind == "avg" else "token")
+    if kind != "uncompressed":
+        model = pmvit.compress(model, small_plan(model), learn="dense" if kind == "dense" else "group")
+    if kind == "tuned":
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(("merge_weights", "reconstruct_weights")):
+                    parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
+    assert pmvit.export(model, tmp_path / ("m.onnx" if kind in ("uncompressed", "dense") else "m.xml")).max_error < 1e-4
+
+
+def test_compile_has_no_graph_break() -> None:
+    small = pmvit.compress(small_vit(), small_plan(small_vit()))
+    images = torch.randn(2, 3, 96, 96)
+    with torch.inference_mode():
+        for model in (small, pmvit.optimize_for_inference(small), pmvit.optimize_for_inference(small, target="graph")):
+            compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+            assert torch.allclose(compiled(images), small(images), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_int8_stays_close(to: str, fashion: Any, tmp_path: Path) -> None:
+    _, small, images = fashion
+    result = pmvit.export(small, tmp_path / FILES[to], images=images, int8=True)
+    assert result.agreement > 0.9
+    assert 1e-4 < result.max_error < 0.2
+    weights = sum(parameter.numel() for parameter in small.parameters())
+    assert result.megabytes < 2 * weights / 1e6  # four bytes a weight before
+
+
+def test_a_missing_package_is_named(fashion: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("onnxscript"):
+            raise ImportError("no such thing")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("importlib.import_module", lambda name: without(name) if name == "onnxscript" else real(name))
+    with pytest.raises(pmvit.PmvitError, match=r"onnxscript .* pip install 'pmvit\[onnx\]'"):
+        pmvit.export(fashion[1], tmp_path / "m.onnx")
+
+
+class _Broken(Runtime):
+    name, suffix = "broken", ".brk"
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        path.write_bytes(b"half a file")
+        if self.fails:
+            raise RuntimeError("no conversion rule for aten::magic\nand a long story")
+
+    def open(self, path: Path, threads: int) -> Any:
+        return lambda images: torch.zeros(len(images), 10)
+
+
+@pytest.mark.parametrize(("fails", "message"), [(True, "aten::magic$"), (False, "other logits than PyTorch")])
+def test_nothing_is_left_of_a_failure(
+    fails: bool, message: str, fashion: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RUNTIMES, "broken", _Broken(fails))
+    with pytest.raises(pmvit.PmvitError, match=message):
+        pmvit.export(fashion[1], tmp_path / "m.brk")
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_input_is_said(fashion: Any, tmp_path: Path) -> None:
+    _, small, images = fashion
+    for wrong, message in (
+        ({"path": "m.docx"}, "endings"),
+        ({"path": "m.pt", "to": "onnx"}, r"ends in \.onnx"),
+        ({"path": "m.onnx", "to": "abacus"}, "expected one of onnx"),
+        ({"path": "m.onnx", "int8": True}, "calibrated"),
+        ({"path": "m.pt", "int8": True, "images": images}, "onnx or openvino"),
+        ({"path": "m.onnx", "images": torch.zeros(2, 3, 9, 9)}, "shape"),
+        ({"path": "m.onnx", "images": []}, "gave none"),
+    ):
+        options: dict[str, Any] = dict(wrong)
+        with pytest.raises(pmvit.PmvitError, match=message):
+            pmvit.export(small, tmp_path / options.pop("path"), **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_broken_amx_is_avoided_where_it_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(_cpu.VARIABLE, raising=False)
+    monkeypatch.setattr(_cpu, "_announces_amx", lambda: True)
+    for probe, expected in (("import os; os.kill(os.getpid(), 4)", True), ("pass", False)):
+        monkeypatch.setattr(_cpu, "PROBE", probe)
+        _cpu.avoid_broken_amx.cache_clear()
+        assert _cpu.avoid_broken_amx() is expected
+        assert (os.environ.pop(_cpu.VARIABLE, None) == _cpu.WITHOUT_AMX) is expected
+    _cpu.avoid_broken_amx.cache_clear()
+
+
+def test_the_command_line(fashion: Any, tmp_path: Path) -> None:
+    pmvit.save(fashion[1], tmp_path / "out", arguments=None)
+    command = [sys.executable, "-m", "pmvit", "export", str(tmp_path / "out"), "-o", str(tmp_path / "m.onnx"), "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert '"agreement": 1.0' in result.stdout
+    wrong = subprocess.run([*command[:5], "-o", str(tmp_path / "m.foo")], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1
+    assert "endings" in wrong.stderr
+    assert len(wrong.stderr.strip().splitlines()) == 1
+
+
+def test_built_in_images_are_pictures() -> None:
+    images = export_module.built_in_images((3, 64, 48), 5)
+    assert images.shape == (5, 3, 64, 48)
+    assert images.std() > 0.5
