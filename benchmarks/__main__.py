@@ -24,8 +24,8 @@ from pmvit.files import write_text
 from pmvit.loading import create_model
 from pmvit.models import adapter_for
 from pmvit.planning import PAPER
+from pmvit.runtime.contenders import in_place_plan
 from pmvit.runtime.timing import compare, interleave, speedup
-from scripts.sweep import permuted_plan
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
@@ -122,7 +122,7 @@ def bench_speed(number: int, rounds: int) -> Row:
     scores = pmvit.Scores.load(SCORES)  # of DeiT-Tiny: a plan fits every model of the same shape
     keep = float(what.split()[1].rstrip(",")) if what.startswith("keep") else 1.0
     if what == "all kept, operations in place":
-        plan = permuted_plan((14, 14), 12)
+        plan = in_place_plan((14, 14), 12)
     else:
         plan = pmvit.plan(scores, keep=keep, **(PAPER if "paper" in what else {}))
     small = pmvit.compress(model.eval(), plan)

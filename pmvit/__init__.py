@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
+    from pmvit.runtime.benchmark import Benchmark, benchmark, overhead
     from pmvit.runtime.export import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
     from pmvit.scoring import ScoreConfig, Scores, score
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Benchmark",
     "Evaluation",
     "Exported",
     "FinetuneConfig",
@@ -44,6 +46,7 @@ __all__ = [
     "RunResults",
     "ScoreConfig",
     "Scores",
+    "benchmark",
     "compress",
     "decompress",
     "evaluate",
@@ -52,6 +55,7 @@ __all__ = [
     "flops",
     "load",
     "optimize_for_inference",
+    "overhead",
     "plan",
     "run",
     "save",
@@ -65,6 +69,7 @@ _HOMES = {
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "prune_merge": ("PruneMerge",),
+    "runtime.benchmark": ("Benchmark", "benchmark", "overhead"),
     "runtime.export": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
     "scoring": ("ScoreConfig", "Scores", "score"),

@@ -18,6 +18,7 @@ from torch import nn
 
 import pmvit
 from pmvit.models import adapter_for
+from pmvit.runtime.contenders import in_place_plan
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 import timm.layers
@@ -80,17 +81,6 @@ def randomise(model: nn.Module) -> None:
             parameter.add_(0.2 * noise)
 
 
-def permuted_plan(grid: tuple[int, int], depth: int) -> pmvit.Plan:
-    """Keep every token but hand them to the blocks in another order: nothing may change, yet everything is used."""
-    count = grid[0] * grid[1]
-    layers = {}
-    for layer in range(depth):
-        centres = torch.randperm(count, generator=torch.Generator().manual_seed(layer))
-        groups = torch.argsort(centres)
-        layers[layer] = pmvit.LayerPlan(tuple(groups.tolist()), tuple(centres.tolist()), (1.0,) * count)
-    return pmvit.Plan(grid, depth, layers)
-
-
 def check(condition: bool, message: str) -> None:
     if not condition:
         raise AssertionError(message)
@@ -115,7 +105,7 @@ def try_architecture(family: str, name: str) -> Outcome:
         small = pmvit.compress(model, pmvit.plan(scores, keep=0.7, prune=0.1))
         biased = pmvit.compress(model, pmvit.plan(scores, keep=0.7, prune=0.1, attention_bias=True))
         same = pmvit.compress(model, pmvit.Plan.keep_all(layout.grid, DEPTH))
-        permuted = pmvit.compress(model, permuted_plan(layout.grid, DEPTH))
+        permuted = pmvit.compress(model, in_place_plan(layout.grid, DEPTH))
         with torch.inference_mode():
             for compressed in (small, biased):
                 output = compressed(images)

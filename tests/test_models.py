@@ -7,7 +7,8 @@ from torch import nn
 import pmvit
 from pmvit.models import Adapter, TokenLayout, adapter_for, register
 from pmvit.models import adapter as adapters
-from scripts.sweep import architectures, permuted_plan, randomise, try_architecture
+from pmvit.runtime.contenders import in_place_plan
+from scripts.sweep import architectures, randomise, try_architecture
 from tests.helpers import small_vit
 
 from timm.models import vision_transformer  # isort: skip
@@ -41,7 +42,7 @@ def test_a_bias_that_is_not_narrowed_would_show() -> None:
     model = small_vit("beit_base_patch16_224")
     randomise(model)
     images = torch.randn(1, 3, 96, 96)
-    moved = pmvit.compress(model, permuted_plan((6, 6), 3))
+    moved = pmvit.compress(model, in_place_plan((6, 6), 3))
     with torch.inference_mode():
         assert torch.allclose(moved(images), model(images), atol=1e-5)
         for wrapper, block in zip(moved.blocks, model.blocks, strict=True):
@@ -66,7 +67,7 @@ def test_every_kind_of_block(arguments: dict[str, object]) -> None:
     randomise(model)
     images, labels = torch.randn(2, 3, 96, 96), torch.tensor([1, 2])
     scores = pmvit.score(model, [(images, labels)], progress=False)
-    moved = pmvit.compress(model, permuted_plan((6, 6), 3))
+    moved = pmvit.compress(model, in_place_plan((6, 6), 3))
     with torch.inference_mode():
         assert torch.allclose(moved(images), model(images), rtol=1e-4, atol=1e-4)
         for attention_bias in (True, False):
@@ -76,7 +77,7 @@ def test_every_kind_of_block(arguments: dict[str, object]) -> None:
 
 def test_masks_are_reduced_to_the_centres() -> None:
     model = small_vit()
-    moved = pmvit.compress(model, permuted_plan((6, 6), 3))
+    moved = pmvit.compress(model, in_place_plan((6, 6), 3))
     images = torch.randn(2, 3, 96, 96)
     mask = torch.rand(37, 37) > 0.3
     mask.fill_diagonal_(True)

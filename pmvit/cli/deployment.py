@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from pmvit.cli.common import app, console, print_json
 from pmvit.cli.options import AsJson, Saved
+from pmvit.errors import PmvitError
 
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; as many as PyTorch takes if left out.")]
 
@@ -54,3 +56,87 @@ def export(
         f"{result.path}: {kind}, {result.megabytes:.1f} MB. Compared with PyTorch on {result.images} images: largest "
         f"error of a logit {result.max_error:.1e} of the largest, same top-1 on {result.agreement:.1%}."
     )
+
+
+@app.command()
+def benchmark(
+    model: Saved,
+    against: Annotated[
+        str,
+        typer.Option(
+            "--against",
+            help="Contenders, with commas: original, original-optimized, compressed (without the passes), optimized, "
+            "bound (equal tokens, no operations), direct, tome.",
+        ),
+    ] = "original,compressed,optimized,bound",
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")] = "1,16",
+    runtime: Annotated[
+        str,
+        typer.Option(
+            "--runtime",
+            help="With commas: eager, compile, onnxruntime, openvino, torch-export, aot-inductor, torchscript, "
+            "executorch.",
+        ),
+    ] = "eager",
+    rounds: Annotated[int, typer.Option("--rounds", min=3, help="Turns of each contender.")] = 20,
+    threads: Threads = None,
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True,
+    in_place: Annotated[
+        bool, typer.Option("--overhead", help="Instead: what the operations cost with nothing compressed (Table IV).")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A folder for JSON, Markdown and a chart.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure speed side by side: all contenders take turns in one run, on the same images and threads."""
+    import pmvit
+
+    network = pmvit.load(model)
+    sizes = [_whole_number(size) for size in batch.split(",")]
+    if in_place:
+        result = pmvit.overhead(network, batch=sizes[-1], rounds=rounds, threads=threads)
+    else:
+        result = pmvit.benchmark(
+            network,
+            against=against.split(","),
+            runtimes=runtime.split(","),
+            batches=sizes,
+            rounds=rounds,
+            threads=threads,
+            memory=memory,
+        )
+    if output is not None:
+        result.write(output)
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    table = Table(show_edge=False, pad_edge=False)
+    for name in (
+        "runtime",
+        "batch",
+        "contender",
+        "GFLOPs",
+        "images/s",
+        "p95 ms",
+        "speed-up",
+        "of bound",
+        "efficiency",
+        "MB",
+    ):
+        table.add_column(name, justify="left" if name in ("runtime", "contender") else "right")
+    for row in result.rows:
+        cells = [row.runtime, str(row.batch), row.contender, f"{row.gflops:.2f}"]
+        if row.failure is not None:
+            table.add_row(*cells, "-", "-", row.failure)
+            continue
+        cells += [f"{row.throughput:.1f}", f"{1000 * (row.p95 or 0):.1f}", str(row.speedup)]
+        cells += [str(row.of_bound or "-"), f"{row.efficiency:.2f}", f"{row.memory:.0f}" if row.memory else "-"]
+        table.add_row(*cells)
+    console.print(table, width=max(console.width, 124), crop=False)
+
+
+def _whole_number(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise PmvitError(f"--batch: expected batch sizes with commas, as in 1,16; got {text!r}")
+    return int(text)

@@ -59,10 +59,11 @@ def merge_matched(
 class TomeBlock(nn.Module):
     """timm's block with r tokens merged between attention and MLP; tokens and their sizes travel side by side."""
 
-    def __init__(self, block: nn.Module, r: int, num_prefix: int, is_last: bool) -> None:
+    def __init__(self, block: nn.Module, r: int, num_prefix: int, is_last: bool, always_match: bool) -> None:
         super().__init__()
         self.block = block
         self.r = r
+        self.always_match = always_match
         self.num_prefix = num_prefix
         self.is_last = is_last
 
@@ -72,7 +73,7 @@ class TomeBlock(nn.Module):
         update, keys = self._attend(block.norm1(tokens), sizes)
         tokens = tokens + block.ls1(update)
         r = min(self.r, (tokens.shape[1] - self.num_prefix) // 2)
-        if r > 0:
+        if r > 0 or self.always_match:
             tokens, sizes = merge_matched(tokens, sizes, match(keys, r, self.num_prefix), self.num_prefix)
         tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
         return tokens if self.is_last else (tokens, sizes)
@@ -89,8 +90,8 @@ class TomeBlock(nn.Module):
         return output, key.mean(1)
 
 
-def tome(model: nn.Module, r: int) -> nn.Module:
-    """A copy of a timm ViT that merges r tokens a block.
+def tome(model: nn.Module, r: int, *, always_match: bool = False) -> nn.Module:
+    """A copy of a timm ViT that merges r tokens a block; it can be told to look for pairs even where it merges none.
 
     Raises:
         PmvitError: If the model is not built of plain pre-norm blocks, or r is negative.
@@ -102,5 +103,5 @@ def tome(model: nn.Module, r: int) -> nn.Module:
     model = copy.deepcopy(model)
     last = len(model.blocks) - 1
     for number, block in enumerate(model.blocks):
-        model.blocks[number] = TomeBlock(block, r, model.num_prefix_tokens, number == last)
+        model.blocks[number] = TomeBlock(block, r, model.num_prefix_tokens, number == last, always_match)
     return model

@@ -157,7 +157,7 @@ class TorchExport(Runtime):
 
     def open(self, path: Path, threads: int) -> Run:
         with quietly():
-            return _inferring(torch.export.load(path).module())
+            return inferring(torch.export.load(path).module())
 
 
 class AotInductor(Runtime):
@@ -172,7 +172,7 @@ class AotInductor(Runtime):
 
     def open(self, path: Path, threads: int) -> Run:
         with quietly():
-            return _inferring(torch._inductor.aoti_load_package(str(path)))
+            return inferring(torch._inductor.aoti_load_package(str(path)))
 
 
 class TorchScript(Runtime):
@@ -186,7 +186,7 @@ class TorchScript(Runtime):
 
     def open(self, path: Path, threads: int) -> Run:
         with quietly():
-            return _inferring(torch.jit.load(str(path)))
+            return inferring(torch.jit.load(str(path)))
 
 
 class ExecuTorch(Runtime):
@@ -217,7 +217,7 @@ class ExecuTorch(Runtime):
         return run
 
 
-def _inferring(module: Callable[[Tensor], Tensor]) -> Run:
+def inferring(module: Callable[[Tensor], Tensor]) -> Run:
     def run(images: Tensor) -> Tensor:
         with torch.inference_mode():
             return module(images)

@@ -1,0 +1,108 @@
+"""Speed of compressed models in every runtime, side by side: `python -m benchmarks.deployment`.
+
+Every place (model, runtime, batch) is one interleaved run. Rows land in `deployment.json` as they are measured, so that
+the command can be stopped and started again; the page is `deployment.md`. Weights do not change speeds: DeiT-Small's are
+random. The scores are DeiT-Tiny's, on 256 real images. About an hour on two cores.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import pmvit
+from benchmarks.__main__ import deit_tiny, scores_of
+from pmvit.files import write_text
+from pmvit.runtime.timing import Ratio
+
+import timm  # isort: skip  # after pmvit, which lets torchvision import
+
+OUTPUT = Path(__file__).with_suffix(".json")
+RUNTIMES = ("eager", "onnxruntime", "openvino")
+Row = dict[str, Any]
+
+
+def places() -> Iterator[tuple[str, float, str, int, tuple[str, ...]]]:
+    """Model, keep, runtime, batch and contenders of every run."""
+    usual = ("compressed", "optimized", "bound")
+    for batch in (1, 16):
+        for name in ("DeiT-Small", "DeiT-Tiny"):
+            for keep in (0.6, 0.7):
+                for runtime in RUNTIMES:
+                    more = ("tome", "direct", "original-optimized") if keep == 0.6 else ()
+                    yield name, keep, runtime, batch, (*usual, *more)
+    for batch in (2, 4, 8, 32, 64):
+        for runtime in RUNTIMES:
+            yield "DeiT-Tiny", 0.6, runtime, batch, ("optimized",)
+
+
+def model_called(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return deit_tiny() if name == "DeiT-Tiny" else timm.create_model("deit_small_patch16_224").eval()
+
+
+def measure(rows: list[Row]) -> None:
+    scores = scores_of(deit_tiny())
+    for name, keep, runtime, batch, against in places():
+        key = (name, keep, runtime, batch)
+        if any((row["model"], row["keep"], row["place"], row["batch"]) == key for row in rows):
+            continue
+        small = pmvit.compress(model_called(name), pmvit.plan(scores, keep=keep))
+        rounds = 30 if batch == 1 else 12
+        result = pmvit.benchmark(small, against=against, runtimes=[runtime], batches=[batch], rounds=rounds)
+        rows += [{"model": name, "keep": keep, "place": runtime, **asdict(row)} for row in result.rows]
+        write_text(OUTPUT, json.dumps({"environment": result.environment, "rows": rows}, indent=1) + "\n")
+        print(key, {row.contender: str(row.speedup or row.failure) for row in result.rows}, flush=True)
+
+
+def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
+    lines = [
+        "# Speed in every runtime",
+        "",
+        f"`python -m benchmarks.deployment` made this page: torch {environment['torch']}, {environment['threads']} CPU "
+        "threads. Times as fast as the original in the same runtime, medians of paired rounds with 95 % bootstrap "
+        "intervals; all contenders of a line took turns in one run. *Bound* is the equal-token bound: as many tokens a "
+        "block, sliced away, nothing merged and nothing reconstructed. *Optimised* is what export writes.",
+        "",
+        "| model | keep | runtime | batch | FLOPs | compressed | optimised | bound | optimised / bound | ToMe | Direct | "
+        "original optimised |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    places: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        places.setdefault((row["model"], row["keep"], row["place"], row["batch"]), {})[row["contender"]] = row
+    for place, found in places.items():
+        if "bound" in found:
+            ratio = found["original"]["gflops"] / found["compressed"]["gflops"]
+            cells = [str(value) for value in place] + [f"{ratio:.2f}x"]
+            cells += [_ratio(found.get(name), "speedup") for name in ("compressed", "optimized", "bound")]
+            cells.append(_ratio(found["optimized"], "of_bound"))
+            cells += [_ratio(found.get(name), "speedup") for name in ("tome", "direct", "original-optimized")]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Never slower: DeiT-Tiny at keep 0.6, optimised, at every batch size", ""]
+    batches = sorted({place[3] for place in places})
+    lines += [f"| runtime | {' | '.join(str(batch) for batch in batches)} |", f"|---|{'---|' * len(batches)}"]
+    for runtime in RUNTIMES:
+        cells = [_ratio(places.get(("DeiT-Tiny", 0.6, runtime, b), {}).get("optimized"), "speedup") for b in batches]
+        lines.append(f"| {runtime} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(row: Row | None, field: str) -> str:
+    if row is None:
+        return "-"
+    return str(Ratio(*row[field])) if row[field] is not None else "does not run"
+
+
+def main() -> None:
+    rows: list[Row] = json.loads(OUTPUT.read_text())["rows"] if OUTPUT.exists() else []
+    measure(rows)
+    write_text(OUTPUT.with_suffix(".md"), markdown(rows, json.loads(OUTPUT.read_text())["environment"]))
+
+
+if __name__ == "__main__":
+    main()

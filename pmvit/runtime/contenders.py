@@ -1,0 +1,141 @@
+"""What a benchmark lets run against each other, each made from one compressed model."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pmvit.compress import compress, compression_of, decompress
+from pmvit.cost import flops
+from pmvit.errors import PmvitError
+from pmvit.methods.tome import tome
+from pmvit.models import adapter_for
+from pmvit.models.adapter import Target
+from pmvit.planning import LayerPlan, Plan
+from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.optimize import optimize_for_inference
+
+State = Tensor | tuple[Tensor, Tensor]
+
+
+def original(model: nn.Module, target: Target) -> nn.Module:
+    """The same weights, uncompressed."""
+    model = copy.deepcopy(model)
+    return decompress(model) if compression_of(model) is not None else model
+
+
+def original_optimized(model: nn.Module, target: Target) -> nn.Module:
+    """The same weights, uncompressed, after the passes."""
+    return optimize_for_inference(original(model, target), target=target)
+
+
+def compressed(model: nn.Module, target: Target) -> nn.Module:
+    """The compressed model without the passes; for graphs in a form that they can hold."""
+    if target == "eager":
+        return copy.deepcopy(model)
+    return optimize_for_inference(model, target=target, tokens="all", drop_dead=False, fuse=False)
+
+
+def optimized(model: nn.Module, target: Target) -> nn.Module:
+    """The compressed model after the passes."""
+    return optimize_for_inference(model, target=target)
+
+
+def bound(model: nn.Module, target: Target) -> nn.Module:
+    """The equal-token bound: as many tokens in each block, sliced away, with nothing merged and nothing reconstructed.
+
+    It computes nothing of use, and says what fewer tokens can bring in a runtime.
+    """
+    result = original(model, target)
+    names = adapter_for(model).block_names(model)
+    for name in names:
+        block = model.get_submodule(name)
+        count = block.centres.numel() if isinstance(block, PruneMerge) else adapter_for(model).layout(model).num_tokens
+        result.set_submodule(name, _Sliced(result.get_submodule(name), count, name == names[-1]))
+    return result
+
+
+class _Sliced(nn.Module):
+    """A block on the first tokens of what comes; where it is to have more than that, on tokens of the model's input."""
+
+    def __init__(self, block: nn.Module, count: int, is_last: bool) -> None:
+        super().__init__()
+        self.block = block
+        self.count = count
+        self.is_last = is_last
+
+    def forward(self, state: State) -> State:
+        tokens, everything = state if isinstance(state, tuple) else (state, state)
+        if tokens.shape[1] != self.count:
+            tokens = (tokens if tokens.shape[1] > self.count else everything)[:, : self.count]
+        tokens = self.block(tokens)
+        return tokens if self.is_last else (tokens, everything)
+
+
+def direct(model: nn.Module, target: Target) -> nn.Module:
+    """The paper's "Direct" operation (Table IV): take the kept tokens out, run the block, put them back."""
+    result = original(model, target)
+    for name in adapter_for(model).block_names(model):
+        block = model.get_submodule(name)
+        if isinstance(block, PruneMerge):
+            result.set_submodule(name, _TakenOut(result.get_submodule(name), block.centres))
+    return result
+
+
+class _TakenOut(nn.Module):
+    tokens: Tensor
+
+    def __init__(self, block: nn.Module, tokens: Tensor) -> None:
+        super().__init__()
+        self.block = block
+        self.register_buffer("tokens", tokens, persistent=False)
+
+    def forward(self, everything: Tensor) -> Tensor:
+        return everything.index_copy(1, self.tokens, self.block(everything.index_select(1, self.tokens)))
+
+
+def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
+    """ToMe with the r that comes nearest to the FLOPs of the compressed model."""
+    whole = original(model, target)
+    wanted = flops(model).macs
+    most = adapter_for(model).layout(model).num_patches // len(adapter_for(model).block_names(model))
+    candidates = [tome(whole, r) for r in range(most + 1)]
+    return min(candidates, key=lambda candidate: abs(flops(candidate).macs - wanted))
+
+
+CONTENDERS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {
+    "original": original,
+    "original-optimized": original_optimized,
+    "compressed": compressed,
+    "optimized": optimized,
+    "bound": bound,
+    "direct": direct,
+    "tome": tome_as_costly,
+}
+
+
+def contender(name: str, model: nn.Module, target: Target) -> nn.Module:
+    """Make a contender of a compressed model, in evaluation mode and without gradients."""
+    if name not in CONTENDERS:
+        raise PmvitError(f"expected contenders among {', '.join(CONTENDERS)}; got {name!r}")
+    result: nn.Module = CONTENDERS[name](model, target)
+    return result.eval().requires_grad_(False)
+
+
+def in_place_plan(grid: tuple[int, int], depth: int) -> Plan:
+    """A plan that keeps every token but hands them to the blocks in another order: everything runs, nothing changes."""
+    count = grid[0] * grid[1]
+    layers = {}
+    for layer in range(depth):
+        centres = torch.randperm(count, generator=torch.Generator().manual_seed(layer))
+        layers[layer] = LayerPlan(tuple(torch.argsort(centres).tolist()), tuple(centres.tolist()), (1.0,) * count)
+    return Plan(grid, depth, layers)
+
+
+def with_operations_in_place(model: nn.Module) -> nn.Module:
+    """A model with all operations of Prune and Merge in place and nothing compressed (the paper's Table IV)."""
+    adapter: Any = adapter_for(model)
+    plan = in_place_plan(adapter.layout(model).grid, len(adapter.block_names(model)))
+    return compress(original(model, "eager"), plan)

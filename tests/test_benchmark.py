@@ -1,0 +1,141 @@
+"""The benchmark: what it compares is what it says, and what it prints can be believed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import pmvit
+from pmvit.runtime.benchmark import Benchmark
+from pmvit.runtime.contenders import CONTENDERS, contender, with_operations_in_place
+from tests.helpers import small_plan, small_vit
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    return pmvit.compress(small_vit(), small_plan(small_vit()))
+
+
+def test_contenders_are_what_they_say(small: Any) -> None:
+    images = torch.randn(2, 3, 96, 96)
+    made = {name: contender(name, small, "eager") for name in CONTENDERS}
+    with torch.inference_mode():
+        outputs = {name: model(images) for name, model in made.items()}
+        plain = small_vit()(images)
+    for name in ("original", "original-optimized"):
+        assert torch.allclose(outputs[name], plain, atol=1e-4)
+    for name in ("compressed", "optimized"):
+        assert torch.allclose(outputs[name], small(images), atol=1e-4)
+    macs = {name: pmvit.flops(model).macs for name, model in made.items()}
+    assert macs["optimized"] < macs["compressed"]
+    assert macs["bound"] < macs["compressed"]  # the same blocks without the operations
+    assert abs(macs["tome"] - macs["compressed"]) < 0.15 * macs["compressed"]
+    assert contender("compressed", small, "graph")(images).shape == (2, 7)
+
+
+def test_bound_runs_as_many_tokens_in_every_block(small: Any) -> None:
+    seen: list[int] = []
+    model: Any = contender("bound", small, "eager")
+    for block in model.blocks:
+        block.block.register_forward_pre_hook(lambda _module, tokens: seen.append(tokens[0].shape[1]))
+    with torch.inference_mode():
+        model(torch.randn(1, 3, 96, 96))
+    assert seen == [wrapper.centres.numel() for wrapper in small.blocks]
+
+
+def test_direct_leaves_pruned_tokens_alone(small: Any) -> None:
+    model: Any = contender("direct", small, "eager")
+    tokens = torch.randn(1, 37, 48)
+    with torch.inference_mode():
+        output = model.blocks[0](tokens)
+    is_kept = torch.zeros(37, dtype=torch.bool)
+    is_kept[small.blocks[0].centres] = True
+    assert torch.equal(output[:, ~is_kept], tokens[:, ~is_kept])
+    assert not torch.equal(output[:, is_kept], tokens[:, is_kept])
+
+
+def test_rows_have_everything_and_are_written(small: Any, tmp_path: Path) -> None:
+    result = pmvit.benchmark(
+        small, against=["optimized", "bound"], batches=[1, 2], rounds=5, progress=False, threads=1, memory=True
+    )
+    assert [(row.contender, row.batch) for row in result.rows] == [
+        (name, batch) for batch in (1, 2) for name in ("original", "optimized", "bound")
+    ]
+    for row in result.rows:
+        assert row.p50 is not None and row.p95 is not None and row.throughput is not None  # noqa: PT018
+        assert row.p50 <= row.p95
+        assert row.throughput == pytest.approx(row.batch / row.p50)
+        assert row.memory is not None and 0 < row.memory < 1000  # noqa: PT018
+        assert row.efficiency == pytest.approx(row.speedup.median * row.gflops / result.rows[0].gflops)
+    assert result.rows[0].speedup == (1.0, 1.0, 1.0)
+    assert result.environment["threads"] == 1
+    result.write(tmp_path)
+    assert len(json.loads((tmp_path / "benchmark.json").read_text())["rows"]) == 6
+    assert (tmp_path / "benchmark.md").read_text().count("| eager |") == 6
+    with Image.open(tmp_path / "benchmark.png") as picture:
+        assert picture.width > 300
+
+
+def test_a_contender_that_does_not_run_is_a_row(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no such operator\nlong story")
+
+    monkeypatch.setitem(CONTENDERS, "tome", broken)
+    monkeypatch.setattr("pmvit.runtime.benchmark.flops", lambda _model: pmvit.Flops(1, 0, 0, 0))
+    from pmvit.runtime import benchmark as module
+
+    rows = module._one_place(
+        {"original": lambda _: small_vit(), "tome": broken},
+        {"original": 1.0, "tome": 1.0},
+        "eager",
+        torch.randn(1, 3, 96, 96),
+        rounds=3,
+        threads=1,
+        folder=Path(),
+        saved=None,
+    )
+    assert rows[1].failure == "RuntimeError: no such operator"
+    assert "does not run: RuntimeError: no such operator" in Benchmark(rows).to_markdown()
+
+
+def test_overhead_has_everything_in_place_and_changes_nothing(small: Any) -> None:
+    placed: Any = with_operations_in_place(small)
+    images = torch.randn(2, 3, 96, 96)
+    with torch.inference_mode():
+        assert torch.allclose(placed(images), small_vit()(images), atol=1e-4)
+    assert all(wrapper.num_groups == 36 for wrapper in placed.blocks)
+    names = [row.contender for row in pmvit.overhead(small, batch=2, rounds=3, threads=1).rows]
+    assert names[:2] == ["original", "prune and merge"]
+    assert len(names) == 5
+
+
+def test_wrong_input_is_said(small: Any) -> None:
+    for options, message in (
+        ({"against": ["nobody"]}, "contenders among"),
+        ({"runtimes": ["abacus"]}, "expected one of onnx"),
+    ):
+        with pytest.raises(pmvit.PmvitError, match=message):
+            pmvit.benchmark(small, **options)
+    with pytest.raises(pmvit.PmvitError, match="not compressed"):
+        pmvit.benchmark(small_vit())
+
+
+def test_the_command_line(small: Any, tmp_path: Path) -> None:
+    pmvit.save(small, tmp_path / "out")
+    command = [sys.executable, "-m", "pmvit", "benchmark", str(tmp_path / "out"), "--rounds", "3", "--no-memory"]
+    result = subprocess.run([*command, "--batch", "2", "--json"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert [row["contender"] for row in json.loads(result.stdout)["rows"]] == [
+        "original",
+        "compressed",
+        "optimized",
+        "bound",
+    ]
+    wrong = subprocess.run([*command, "--batch", "two"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1
+    assert "as in 1,16" in wrong.stderr
