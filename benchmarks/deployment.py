@@ -1,8 +1,8 @@
 """Speed of compressed models in every runtime, side by side: `python -m benchmarks.deployment`.
 
 Every place (model, runtime, batch) is one interleaved run. Rows land in `deployment.json` as they are measured, so that
-the command can be stopped and started again; the page is `deployment.md`. Weights do not change speeds: DeiT-Small's are
-random. The scores are DeiT-Tiny's, on 256 real images. About an hour on two cores.
+the command can be stopped and started again; the page is `deployment.md`. Weights do not change speeds: DeiT-Small's
+are random. The scores are DeiT-Tiny's, on 256 real images. About an hour on two cores.
 """
 
 import json
@@ -68,8 +68,8 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
         "intervals; all contenders of a line took turns in one run. *Bound* is the equal-token bound: as many tokens a "
         "block, sliced away, nothing merged and nothing reconstructed. *Optimised* is what export writes.",
         "",
-        "| model | keep | runtime | batch | FLOPs | compressed | optimised | bound | optimised / bound | ToMe | Direct | "
-        "original optimised |",
+        "| model | keep | runtime | batch | FLOPs | compressed | optimised | bound | optimised / bound | ToMe | Direct "
+        "| original optimised |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     places: dict[tuple[Any, ...], dict[str, Row]] = {}

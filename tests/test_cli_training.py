@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import pmvit
 from pmvit.compress import read_tensors
@@ -67,6 +68,18 @@ def test_finetune_stops_and_resumes(start: Path, tmp_path: Path) -> None:
         assert same(read_tensors(tmp_path / "whole" / name), read_tensors(tmp_path / "out" / name))
     evaluated = pmvit_command("evaluate", tmp_path / "out", "--data", start / "data" / "val", "--json")
     assert json.loads(evaluated.stdout)["top1"] == json.loads(again.stdout)["best"]["top1"]
+
+
+def test_bfloat16_trains_weights_that_stay_float32(start: Path, tmp_path: Path) -> None:
+    command = ["finetune", start / "small", "--data", start / "data", *OPTIONS, "--json"]
+    half = pmvit_command(*command, "-o", tmp_path / "half", "--mixed-precision", "bf16")
+    assert half.returncode == 0, half.stderr
+    lines = [json.loads(line) for line in (tmp_path / "half" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == 16
+    assert sum(losses[-4:]) < sum(losses[:4])
+    tensors = read_tensors(tmp_path / "half" / "model.safetensors")
+    assert {value.dtype for value in tensors.values()} == {torch.float32}
 
 
 def test_run_goes_on_at_every_stage(start: Path, tmp_path: Path) -> None:

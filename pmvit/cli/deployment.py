@@ -22,8 +22,8 @@ def export(
         str | None,
         typer.Option(
             "--to",
-            help="onnx, openvino, torch-export, aot-inductor, torchscript or executorch; by the file's ending if left "
-            "out.",
+            help="onnx, openvino, torch-export, aot-inductor, torchscript, executorch or litert; by the file's ending "
+            "if left out.",
             show_default=False,
         ),
     ] = None,
@@ -75,7 +75,7 @@ def benchmark(
         typer.Option(
             "--runtime",
             help="With commas: eager, compile, onnxruntime, openvino, torch-export, aot-inductor, torchscript, "
-            "executorch.",
+            "executorch, litert.",
         ),
     ] = "eager",
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="Turns of each contender.")] = 20,

@@ -156,7 +156,8 @@ def benchmark(
         model: What `compress` or `load` returned.
         against: Contenders: original, original-optimized, compressed (without the passes), optimized (with them), bound
             (the equal-token bound), direct, tome. The original is always among them.
-        runtimes: eager, compile, onnxruntime, openvino, torch-export, aot-inductor, torchscript, executorch.
+        runtimes: eager, compile, onnxruntime, openvino, torch-export, aot-inductor, torchscript, executorch,
+            litert.
         batches: Batch sizes.
         rounds: How often each contender takes its turn.
         threads: CPU threads of every runtime.

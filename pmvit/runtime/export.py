@@ -62,8 +62,8 @@ def export(
     Args:
         model: What `compress` or `load` returned, or an original model; a copy is optimised for inference.
         path: The file to write.
-        to: The runtime: onnx, openvino, torch-export, aot-inductor, torchscript, executorch; from the file's ending if
-            left out.
+        to: The runtime: onnx, openvino, torch-export, aot-inductor, torchscript, executorch, litert; by the file's
+            ending if left out.
         batch: The batch size the file is for; any, if left out and the runtime allows it (otherwise 1).
         images: Prepared images to compare on, and to calibrate on with `int8`: a tensor, or a loader. Built-in pictures
             serve where there are none.

@@ -217,6 +217,33 @@ class ExecuTorch(Runtime):
         return run
 
 
+class LiteRt(Runtime):
+    """LiteRT (TensorFlow Lite) with XNNPACK; one batch size a file."""
+
+    name, suffix, packages, extra = "litert", ".tflite", ("litert_torch", "ai_edge_litert.interpreter"), "litert"
+    fixed_batch = True
+
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        import litert_torch
+
+        with quietly():
+            litert_torch.convert(model, (images,)).export(str(path))
+
+    def open(self, path: Path, threads: int) -> Run:
+        from ai_edge_litert.interpreter import Interpreter
+
+        interpreter = Interpreter(str(path), num_threads=threads)
+        interpreter.allocate_tensors()
+        (given,), (returned,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+        def run(images: Tensor) -> Tensor:
+            interpreter.set_tensor(given["index"], images.numpy())
+            interpreter.invoke()
+            return torch.from_numpy(interpreter.get_tensor(returned["index"]))
+
+        return run
+
+
 def inferring(module: Callable[[Tensor], Tensor]) -> Run:
     def run(images: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -226,7 +253,8 @@ def inferring(module: Callable[[Tensor], Tensor]) -> Run:
 
 
 RUNTIMES: dict[str, Runtime] = {
-    runtime.name: runtime for runtime in (Onnx(), OpenVino(), TorchExport(), AotInductor(), TorchScript(), ExecuTorch())
+    runtime.name: runtime
+    for runtime in (Onnx(), OpenVino(), TorchExport(), AotInductor(), TorchScript(), ExecuTorch(), LiteRt())
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
+from pmvit._cpu import avoid_broken_amx
 from pmvit.compress import compression_of, decompress, describe, load
 from pmvit.data.folder import every
 from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
@@ -62,6 +63,8 @@ def finetune(
         PmvitError: If something does not fit, the loss is not finite, or a checkpoint cannot be written.
     """
     config = replace(config or FinetuneConfig(), **options)
+    if config.mixed_precision == "bf16":
+        avoid_broken_amx()
     folder = Path(output) if output is not None else None
     if folder is not None:
         describe(model)  # better found out now than after the last epoch that the model cannot be saved
