@@ -32,6 +32,7 @@ test: setup lint
 # Ratios measured side by side in one run; not part of the tests.
 bench: setup
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.deployment
 
 clean:
 	rm -rf $(VENV) demo-output dist .mypy_cache .ruff_cache .pytest_cache

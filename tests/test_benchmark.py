@@ -93,7 +93,7 @@ def test_a_contender_that_does_not_run_is_a_row(small: Any, monkeypatch: pytest.
         {"original": lambda _: small_vit(), "tome": broken},
         {"original": 1.0, "tome": 1.0},
         "eager",
-        torch.randn(1, 3, 96, 96),
+        [torch.randn(1, 3, 96, 96)],
         rounds=3,
         threads=1,
         folder=Path(),

@@ -27,10 +27,12 @@ from pmvit.runtime.contenders import CONTENDERS, contender, original, with_opera
 from pmvit.runtime.export import built_in_images
 from pmvit.runtime.memory import Place, peak_memory
 from pmvit.runtime.optimize import optimize_for_inference
+from pmvit.runtime.quantize import QUANTIZERS
 from pmvit.runtime.targets import RUNTIMES, Run, inferring, quietly, runtime_called
 from pmvit.runtime.timing import Ratio, interleave, speedup
 
 PYTORCH = ("eager", "compile")
+INT8 = "-int8"  # behind the name of a contender: quantised
 ALIASES = {"onnxruntime": "onnx"}
 Makers = dict[str, Callable[[Target], nn.Module]]
 DEFAULT = ("original", "compressed", "optimized", "bound")
@@ -155,13 +157,14 @@ def benchmark(
     Args:
         model: What `compress` or `load` returned.
         against: Contenders: original, original-optimized, compressed (without the passes), optimized (with them), bound
-            (the equal-token bound), direct, tome. The original is always among them.
+            (the equal-token bound), direct, tome; with `-int8` behind them quantised (onnxruntime, openvino). The
+            original is always among them.
         runtimes: eager, compile, onnxruntime, openvino, torch-export, aot-inductor, torchscript, executorch,
             litert.
         batches: Batch sizes.
         rounds: How often each contender takes its turn.
         threads: CPU threads of every runtime.
-        images: Prepared images to run on; built-in pictures if left out.
+        images: Prepared images to run on, and to calibrate on; built-in pictures if left out.
         memory: Measure peak memory too, each contender in a process of its own.
         progress: Show a bar.
 
@@ -172,13 +175,13 @@ def benchmark(
         raise PmvitError("expected a compressed model to benchmark; this one is not compressed")
     names = list(dict.fromkeys(["original", *against]))
     for name in names:
-        if name not in CONTENDERS:
-            raise PmvitError(f"expected contenders among {', '.join(CONTENDERS)}; got {name!r}")
+        if name.removesuffix(INT8) not in CONTENDERS:
+            raise PmvitError(f"expected contenders among {', '.join(CONTENDERS)}, with {INT8} or without; got {name!r}")
     runtimes = [ALIASES.get(name, name) for name in runtimes]
     for name in runtimes:
         if name not in PYTORCH:
             runtime_called(name)
-    makers: Makers = {name: partial(contender, name, model) for name in names}
+    makers: Makers = {name: partial(contender, name.removesuffix(INT8), model) for name in names}
     return _measure(model, makers, runtimes, batches, rounds, threads, images, memory, progress)
 
 
@@ -216,19 +219,20 @@ def _measure(
     threads = threads or torch.get_num_threads()
     before = torch.get_num_threads()
     size = adapter_for(model).input_size(model)
-    shown = images if images is not None else built_in_images(size, max(batches))
+    shown = images if images is not None else built_in_images(size, max(*batches, 32))
     rows: list[Row] = []
     torch.set_num_threads(threads)
     try:
         costs = {name: flops(make("eager")).gflops for name, make in makers.items()}
         places = [(runtime, batch) for runtime in runtimes for batch in batches]
         for runtime, batch in track(places, "benchmark", len(places), show=progress):
-            some = shown.repeat(-(-batch // len(shown)), 1, 1, 1)[:batch].contiguous()
+            some = shown.repeat(-(-batch // len(shown)), 1, 1, 1)
+            some = some[: len(some) // batch * batch].contiguous()  # the first batch is timed, all serve to calibrate
             with tempfile.TemporaryDirectory() as folder:
                 saved = Path(folder) / "model" if memory else None
                 if saved is not None:
                     save(model, saved)
-                rows += _one_place(makers, costs, runtime, some, rounds, threads, Path(folder), saved)
+                rows += _one_place(makers, costs, runtime, some.split(batch), rounds, threads, Path(folder), saved)
     finally:
         torch.set_num_threads(before)
     return Benchmark(rows, _environment(runtimes, threads, rounds))
@@ -238,20 +242,22 @@ def _one_place(
     makers: Makers,
     costs: dict[str, float],
     runtime: str,
-    images: Tensor,
+    batches: Sequence[Tensor],
     rounds: int,
     threads: int,
     folder: Path,
     saved: Path | None,
 ) -> list[Row]:
     """All contenders of one runtime at one batch size."""
+    images = batches[0]
     batch = len(images)
     runs: dict[str, Run] = {}
     failures: dict[str, str] = {}
     peaks: dict[str, float] = {}
     for number, (name, make) in enumerate(makers.items()):
         try:
-            runs[name], file = _open(make, runtime, images, threads, folder / str(number))
+            calibration = batches if name.endswith(INT8) else ()
+            runs[name], file = _open(make, runtime, images, calibration, threads, folder / str(number))
             runs[name](images)
             if saved is not None:
                 peaks[name] = peak_memory(Place(runtime, file, saved, name), tuple(images.shape), threads)
@@ -288,9 +294,16 @@ def _one_place(
 
 
 def _open(
-    make: Callable[[Target], nn.Module], runtime: str, images: Tensor, threads: int, path: Path
+    make: Callable[[Target], nn.Module],
+    runtime: str,
+    images: Tensor,
+    calibration: Sequence[Tensor],
+    threads: int,
+    path: Path,
 ) -> tuple[Run, Path | None]:
-    """A contender ready to run, and its file if it has one."""
+    """A contender ready to run, quantised if there are images to calibrate on, and its file if it has one."""
+    if calibration and runtime not in QUANTIZERS:
+        raise PmvitError(f"eight bits are for {' and '.join(QUANTIZERS)}")
     if runtime == "eager":
         return inferring(make("eager")), None
     if runtime == "compile":
@@ -301,6 +314,8 @@ def _open(
     target = RUNTIMES[runtime]
     file = path.with_suffix(target.suffix)
     target.write(make(target.target), file, images, any_batch=False)
+    if calibration:
+        QUANTIZERS[runtime](file, list(calibration))
     return target.open(file, threads), file
 
 
