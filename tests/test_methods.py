@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import pmvit
+from pmvit import methods
 from pmvit.evaluation import evaluate
 from pmvit.loading import open_loader
 from pmvit.methods.tome import match, merge_matched, tome
@@ -43,6 +44,15 @@ def test_tome_loses_r_tokens_a_block_and_no_prefix(host: str) -> None:
         assert reduced(images).shape == (2, 7)
         assert at_most(images).shape == (2, 7)  # no block merges more than half of what it has
     assert pmvit.flops(reduced).macs < pmvit.flops(model).macs
+
+
+def test_methods_go_by_name() -> None:
+    model = small_vit()
+    images = torch.randn(1, 3, 96, 96)
+    with torch.inference_mode():
+        assert torch.equal(methods.compress(model, "tome", r=4)(images), tome(model, 4)(images))
+    with pytest.raises(pmvit.PmvitError, match="one of the methods tome"):
+        methods.compress(model, "tomato")
 
 
 def test_tome_says_what_it_takes() -> None:
