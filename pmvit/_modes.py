@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from pmvit.errors import PmvitError
+
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
@@ -29,3 +31,12 @@ def frozen_parameters(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in wanted:
             parameter.requires_grad_(True)
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Raise `PmvitError` for a model that `optimize_for_inference` made."""
+    if getattr(model, "inference_config", None) is not None:
+        raise PmvitError(
+            "expected a model as compress or load return it; this one is optimised for inference: use the model it was "
+            "made of"
+        )

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from pmvit._modes import check_trainable
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document, write_atomically, write_text
 from pmvit.models import Adapter, HostChange, adapter_for, adapter_of_family
@@ -37,15 +38,6 @@ def compression_of(model: nn.Module) -> Compression | None:
     """What was done to the model, `None` if it is not compressed."""
     found = getattr(model, "compression", None)
     return found if isinstance(found, Compression) else None
-
-
-def check_trainable(model: nn.Module) -> None:
-    """Raise `PmvitError` for a model that `optimize_for_inference` made."""
-    if getattr(model, "inference_config", None) is not None:
-        raise PmvitError(
-            "expected a model as compress or load return it; this one is optimised for inference: use the model it was "
-            "made of"
-        )
 
 
 def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool = False) -> Model:

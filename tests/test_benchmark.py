@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import pmvit
-from pmvit.runtime.benchmark import Benchmark
+from pmvit.models.timm_inference import SplitAttention
 from pmvit.runtime.contenders import CONTENDERS, contender, with_operations_in_place
 from tests.helpers import small_plan, small_vit
 
@@ -71,7 +71,8 @@ def test_rows_have_everything_and_are_written(small: Any, tmp_path: Path) -> Non
         assert row.p50 <= row.p95
         assert row.throughput == pytest.approx(row.batch / row.p50)
         assert row.memory is not None and 0 < row.memory < 1000  # noqa: PT018
-        assert row.efficiency == pytest.approx(row.speedup.median * row.gflops / result.rows[0].gflops)
+        assert row.speedup is not None and row.gflops is not None  # noqa: PT018
+        assert row.efficiency == pytest.approx(row.speedup.median * row.gflops / (result.rows[0].gflops or 0))
     assert result.rows[0].speedup == (1.0, 1.0, 1.0)
     assert result.environment["threads"] == 1
     result.write(tmp_path)
@@ -81,26 +82,28 @@ def test_rows_have_everything_and_are_written(small: Any, tmp_path: Path) -> Non
         assert picture.width > 300
 
 
-def test_a_contender_that_does_not_run_is_a_row(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("no such operator\nlong story")
-
-    monkeypatch.setitem(CONTENDERS, "tome", broken)
-    monkeypatch.setattr("pmvit.runtime.benchmark.flops", lambda _model: pmvit.Flops(1, 0, 0, 0))
-    from pmvit.runtime import benchmark as module
-
-    rows = module._one_place(
-        {"original": lambda _: small_vit(), "tome": broken},
-        {"original": 1.0, "tome": 1.0},
-        "eager",
-        [torch.randn(1, 3, 96, 96)],
-        rounds=3,
-        threads=1,
-        folder=Path(),
-        saved=None,
+@pytest.mark.parametrize("host", ["beit_base_patch16_224", "eva02_tiny_patch14_224", "vit_relpos_small_patch16_224"])
+def test_other_hosts_run_and_what_cannot_is_a_row(host: str) -> None:
+    model = small_vit(host, patch_size=16)
+    small = pmvit.compress(model, small_plan(model))
+    result = pmvit.benchmark(
+        small, against=["compressed", "optimized", "bound", "direct", "tome"], batches=[1], rounds=3, progress=False
     )
-    assert rows[1].failure == "RuntimeError: no such operator"
-    assert "does not run: RuntimeError: no such operator" in Benchmark(rows).to_markdown()
+    failures = {row.contender: row.failure for row in result.rows if row.failure is not None}
+    assert list(failures) == ["tome"]
+    assert "plain blocks" in failures["tome"]
+    assert "does not run: PmvitError: expected a timm VisionTransformer" in result.to_markdown()
+
+
+def test_graph_contenders_have_the_same_blocks(small: Any) -> None:
+    for name in ("original", "compressed", "optimized", "bound", "direct"):
+        model: Any = contender(name, small, "graph")
+        inside = [module for module in model.modules() if isinstance(module, SplitAttention)]
+        assert len(inside) == 3
+        with torch.inference_mode():
+            if name == "original":
+                images = torch.randn(2, 3, 96, 96)
+                assert torch.allclose(model(images), small_vit()(images), atol=1e-4)
 
 
 def test_overhead_has_everything_in_place_and_changes_nothing(small: Any) -> None:
@@ -118,6 +121,8 @@ def test_wrong_input_is_said(small: Any) -> None:
     for options, message in (
         ({"against": ["nobody"]}, "contenders among"),
         ({"runtimes": ["abacus"]}, "expected one of onnx"),
+        ({"batches": []}, "batch sizes of 1 and more"),
+        ({"images": torch.zeros(1, 3, 9, 9)}, "as the model takes them"),
     ):
         with pytest.raises(pmvit.PmvitError, match=message):
             pmvit.benchmark(small, **options)

@@ -1,9 +1,12 @@
 """Exports: every runtime gives what PyTorch gives, at any batch size, or says why it cannot."""
 
 import builtins
+import copy
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +129,50 @@ def test_nothing_is_left_of_a_failure(
     with pytest.raises(pmvit.PmvitError, match=message):
         pmvit.export(fashion[1], tmp_path / "m.brk")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_pass_is_noticed(fashion: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = export_module.optimize_for_inference
+
+    def wrong(model: nn.Module, **options: Any) -> Any:
+        ready: Any = real(model, **options)
+        ready.head.weight.mul_(-1)
+        return ready
+
+    monkeypatch.setattr(export_module, "optimize_for_inference", wrong)
+    with pytest.raises(pmvit.PmvitError, match="other logits than PyTorch"):
+        pmvit.export(fashion[1], tmp_path / "m.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_image_is_enough_and_stays_at_home(fashion: Any, tmp_path: Path) -> None:
+    _, small, images = fashion
+    path = pmvit.export(small, tmp_path / "m.pt2", images=images[:1]).path
+    with zipfile.ZipFile(path) as archive:
+        content = b"".join(archive.read(name) for name in archive.namelist())
+    assert images[0].numpy().tobytes()[1000:1400] not in content
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.raises(pmvit.PmvitError, match="got the folder"):
+        pmvit.export(small, tmp_path / "folder.pt")
+
+
+def test_half_precision_models_are_exported_in_single(fashion: Any, tmp_path: Path) -> None:
+    model = copy.deepcopy(fashion[1]).half()
+    run = runtime_called("torchscript").open(pmvit.export(model, tmp_path / "m.pt").path, 1)
+    with torch.inference_mode():
+        assert torch.allclose(run(fashion[2][:4]), model.float()(fashion[2][:4]), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("to", "name"), [("aot-inductor", "m.pt2"), ("executorch", "m.pte"), ("litert", "m.tflite")])
+def test_runtimes_that_may_be_missing(to: str, name: str, tmp_path: Path) -> None:
+    if to == "aot-inductor" and shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    try:
+        RUNTIMES[to].check()
+    except pmvit.PmvitError as error:
+        pytest.skip(str(error))
+    small = pmvit.compress(small_vit(), small_plan(small_vit()))
+    assert pmvit.export(small, tmp_path / name, to=to).max_error < 1e-4
 
 
 def test_wrong_input_is_said(fashion: Any, tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.models.timm_vit import PartialBlock
+from pmvit.models.timm_inference import PartialBlock
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.maps import chain, factor, identity_maps, maps_of
 from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.stages import Stage
+from pmvit.runtime.stages import Matmul, Stage, cheapest_form
 from tests.helpers import small_plan, small_vit
 
 HOSTS: dict[str, dict[str, Any]] = {
@@ -30,8 +30,9 @@ PASSES: dict[str, dict[str, Any]] = {
     "matmul": {"form": "matmul"},
     "gather": {"form": "gather"},
     "last-block shortcut alone": {"drop_dead": False, "fuse": False},
-    "dead-token removal alone": {"tokens": "all", "fuse": False},
-    "fused hand-over alone": {"tokens": "all", "drop_dead": False},
+    "dead-token removal alone": {"shortcut": False, "fuse": False},
+    "fused hand-over alone": {"shortcut": False, "drop_dead": False},
+    "none": {"shortcut": False, "drop_dead": False, "fuse": False},
 }
 
 
@@ -63,12 +64,59 @@ def test_each_pass_is_exact(passes: dict[str, Any], reconstruct: str, learn: Any
     check(small, **passes)
 
 
+def test_each_pass_does_something_alone() -> None:
+    model = small_vit(depth=5)
+    small = pmvit.compress(model, small_plan(model, keep=0.3))
+
+    def counts(**options: Any) -> tuple[list[int], list[list[int]]]:
+        fast: Any = optimize_for_inference(small, **options)
+        rows = [[h.num_tokens + h.num_carried for h in stage.hand_over] for stage in fast.blocks]
+        return [stage.block.num_outputs for stage in fast.blocks], rows
+
+    outputs, rows = counts(**PASSES["none"])
+    shortcut, same_rows = counts(**PASSES["last-block shortcut alone"])
+    assert (shortcut[:-1], same_rows) == (outputs[:-1], rows)
+    assert shortcut[-1] == 1 < outputs[-1]
+    living, fewer_rows = counts(**PASSES["dead-token removal alone"])
+    assert living[-1] == outputs[-1]
+    assert sum(map(sum, fewer_rows)) < sum(map(sum, rows))
+    fused = counts(**PASSES["fused hand-over alone"])
+    assert fused[0] == outputs
+    assert [len(row) for row in rows[1:]] == [2] * 4
+    assert [len(row) for row in fused[1]] == [1] * 5
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_every_host(host: str) -> None:
     model = small_vit(host, **HOSTS[host])
     check(model)
-    check(pmvit.compress(model, small_plan(model)))
-    check(pmvit.compress(model, small_plan(model)), target="graph")
+    for target in ("eager", "graph", "onnx"):
+        check(pmvit.compress(model, small_plan(model)), target=target)
+
+
+def test_each_hand_over_has_the_form_that_costs_least() -> None:
+    permutation = torch.eye(60)[torch.randperm(60)]
+    assert cheapest_form(permutation, in_eager=True) == "segment"
+    assert cheapest_form(permutation, in_eager=False) == "gather"
+    for in_eager in (True, False):
+        assert cheapest_form(torch.rand(60, 60), in_eager) == "matmul"
+    model: Any = small_vit()
+    fast: Any = optimize_for_inference(pmvit.compress(model, small_plan(model), learn="dense"))
+    assert isinstance(fast.blocks[-1].hand_over[0], Matmul)
+
+
+def test_another_image_size_is_refused() -> None:
+    model = small_vit(dynamic_img_size=True)
+    fast = optimize_for_inference(pmvit.compress(model, small_plan(model)))
+    for size in (80, 112):
+        with pytest.raises(ValueError, match="another image size"):
+            fast(torch.randn(1, 3, size, size))
+
+
+def test_masks_are_refused() -> None:
+    fast: Any = optimize_for_inference(pmvit.compress(small_vit(), small_plan(small_vit())))
+    with pytest.raises(pmvit.PmvitError, match="images alone"):
+        fast(images(), attn_mask=torch.zeros(37, 37))
 
 
 @pytest.mark.parametrize("pool", ["token", "avg", "map"])
@@ -115,7 +163,6 @@ def test_the_table_is_no_larger_than_the_tokens() -> None:
             maps = maps_of(wrapper)
             assert len(maps.merge) + len(maps.remainder) <= 37
     tokens = torch.randn(37, 4, dtype=torch.float64)
-    update = torch.randn(len(maps.merge), 4, dtype=torch.float64)
     wrapper = pmvit.compress(model, small_plan(model)).blocks[1]
     maps = maps_of(wrapper)
     merged = maps.merge @ tokens
@@ -155,7 +202,11 @@ def test_an_optimised_model_is_not_taken_for_another() -> None:
         lambda: pmvit.optimize_for_inference(fast),
         lambda: pmvit.save(fast, "nowhere"),
         lambda: pmvit.compress(fast, small_plan(model)),
-        lambda: pmvit.optimize_for_inference(small, form="magic"),
+        lambda: pmvit.export(fast, "nowhere.onnx"),
+        lambda: pmvit.finetune(fast, train=[(images(), torch.zeros(2, dtype=torch.long))]),
+        lambda: pmvit.score(fast, [(images(), torch.zeros(2, dtype=torch.long))]),
     ):
-        with pytest.raises(pmvit.PmvitError, match="expected"):
+        with pytest.raises(pmvit.PmvitError, match="is optimised for inference"):
             wrong()
+    with pytest.raises(pmvit.PmvitError, match="form: expected auto or segment or gather or matmul, got 'magic'"):
+        pmvit.optimize_for_inference(small, form="magic")

@@ -47,7 +47,7 @@ def export(
 
     network = pmvit.load(model)
     images = None if data is None else open_loader(network, data, labels=False, batch_size=8, workers=0, shuffle=True)
-    result = pmvit.export(network, output, to=to, batch=batch, images=images, int8=int8, tokens=tokens, threads=threads)
+    result = pmvit.export(network, output, to=to, batch=batch, images=images, int8=int8, threads=threads)
     if as_json:
         print_json({**asdict(result), "path": str(result.path)})
         return
@@ -66,7 +66,7 @@ def benchmark(
         typer.Option(
             "--against",
             help="Contenders, with commas: original, original-optimized, compressed (without the passes), optimized, "
-            "bound (equal tokens, no operations), direct, tome.",
+            "bound (equal tokens, no operations), direct, tome; with -int8 behind them quantised.",
         ),
     ] = "original,compressed,optimized,bound",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")] = "1,16",
@@ -82,7 +82,11 @@ def benchmark(
     threads: Threads = None,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True,
     in_place: Annotated[
-        bool, typer.Option("--overhead", help="Instead: what the operations cost with nothing compressed (Table IV).")
+        bool,
+        typer.Option(
+            "--overhead",
+            help="Instead: what the operations cost with nothing compressed (Table IV), eager, at the last batch size.",
+        ),
     ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A folder for JSON, Markdown and a chart.", show_default=False)
@@ -99,8 +103,8 @@ def benchmark(
     else:
         result = pmvit.benchmark(
             network,
-            against=against.split(","),
-            runtimes=runtime.split(","),
+            against=_names(against),
+            runtimes=_names(runtime),
             batches=sizes,
             rounds=rounds,
             threads=threads,
@@ -126,7 +130,7 @@ def benchmark(
     ):
         table.add_column(name, justify="left" if name in ("runtime", "contender") else "right")
     for row in result.rows:
-        cells = [row.runtime, str(row.batch), row.contender, f"{row.gflops:.2f}"]
+        cells = [row.runtime, str(row.batch), row.contender, f"{row.gflops:.2f}" if row.gflops else "-"]
         if row.failure is not None:
             table.add_row(*cells, "-", "-", row.failure)
             continue
@@ -134,6 +138,10 @@ def benchmark(
         cells += [str(row.of_bound or "-"), f"{row.efficiency:.2f}", f"{row.memory:.0f}" if row.memory else "-"]
         table.add_row(*cells)
     console.print(table, width=max(console.width, 124), crop=False)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _whole_number(text: str) -> int:

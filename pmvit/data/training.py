@@ -89,9 +89,7 @@ def training_transform(
         normalize=False,
     )
     if not auto_augment:  # that works on Pillow's images
-        for step in transform.transforms:
-            if type(step) is RandomResizedCropAndInterpolation:
-                step.__class__ = _TensorCrop
+        transform.transforms = [_TensorCrop.like(step) for step in transform.transforms]
     prepared: Transform = transform
     return prepared
 
@@ -99,8 +97,15 @@ def training_transform(
 class _TensorCrop(RandomResizedCropAndInterpolation):
     """timm's random crop, resized by PyTorch as bytes: the same to one level of 255, in half the time."""
 
+    @staticmethod
+    def like(step: Any) -> Any:
+        """This in place of timm's crop, anything else as it is."""
+        if type(step) is not RandomResizedCropAndInterpolation or isinstance(step.interpolation, tuple):
+            return step
+        return _TensorCrop(step.size, step.scale, step.ratio, interp_mode_to_str(step.interpolation))
+
     def __call__(self, image: Image.Image) -> Image.Image | Tensor:
-        mode = interp_mode_to_str(self.interpolation) if not isinstance(self.interpolation, tuple) else "random"
+        mode = interp_mode_to_str(self.interpolation)
         if image.mode != "RGB" or mode not in ("bilinear", "bicubic"):
             return super().__call__(image)  # type: ignore[no-any-return, no-untyped-call]
         top, left, height, width = self.get_params(image, self.scale, self.ratio)  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.models.timm_vit import is_plain
+from pmvit.models.timm_inference import is_plain
 
 
 def match(keys: Tensor, r: int, num_protected: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,9 +68,10 @@ class TomeBlock(nn.Module):
         self.is_last = is_last
 
     def forward(self, state: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+        is_first = not isinstance(state, tuple)  # all tokens are of one patch
         tokens, sizes = state if isinstance(state, tuple) else (state, state.new_ones(*state.shape[:2], 1))
         block: Any = self.block
-        update, keys = self._attend(block.norm1(tokens), sizes)
+        update, keys = self._attend(block.norm1(tokens), None if is_first else sizes)
         tokens = tokens + block.ls1(update)
         r = min(self.r, (tokens.shape[1] - self.num_prefix) // 2)
         if r > 0 or self.always_match:
@@ -78,15 +79,15 @@ class TomeBlock(nn.Module):
         tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
         return tokens if self.is_last else (tokens, sizes)
 
-    def _attend(self, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    def _attend(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
         attention: Any = self.block.attn
         batch, count, _ = tokens.shape
         qkv = attention.qkv(tokens).reshape(batch, count, 3, attention.num_heads, attention.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         query, key = attention.q_norm(query), attention.k_norm(key)
-        bias = sizes.log().transpose(1, 2)[:, None]  # (batch, 1, 1, tokens): the same for every query
+        bias = None if sizes is None else sizes.log().transpose(1, 2)[:, None]  # the same for every query
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        output = attention.proj(attention.norm(attended.transpose(1, 2).reshape(batch, count, -1)))
+        output = attention.proj(attended.transpose(1, 2).reshape(batch, count, -1))
         return output, key.mean(1)
 
 

@@ -6,18 +6,17 @@ from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
 from timm.data.config import resolve_data_config
-from timm.layers import Attention
 from timm.models.beit import Beit
 from timm.models.eva import Eva
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
 from pmvit.models.adapter import Adapter, HostChange, Target, TokenLayout, register, select_tokens
+from pmvit.models.timm_inference import PartialBlock, is_plain
 from pmvit.prune_merge import PruneMerge
 
 Host = Any  # timm's models: nn.Modules whose attributes have no types
@@ -156,112 +155,6 @@ class TimmViT(Adapter):
             if len(config[key]) != channels:  # made for other channels: their mean serves for each
                 config[key] = (sum(config[key]) / len(config[key]),) * channels
         return {key: list(v) if isinstance(v := config[key], tuple) else v for key in DATA_KEYS}
-
-
-def is_plain(block: nn.Module) -> bool:
-    """Whether a block is timm's usual one: normalise, attend, add; normalise, MLP, add."""
-    return type(block) is Block and type(block.attn) is Attention
-
-
-class PartialBlock(nn.Module):
-    """timm's usual block for inference: its first `num_outputs` tokens, with keys and values of all.
-
-    For graphs, query, key and value are projected apart, so that no runtime has to take them out of one tensor again;
-    the scale of the scores goes into the query's weights. The bias of the keys adds the same to all scores of a query,
-    and that of the values the same to every output: the first is left out, the second goes into the output projection.
-    """
-
-    bias: Tensor | None
-
-    def __init__(self, block: Host, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool) -> None:
-        super().__init__()
-        self.block = block
-        self.num_outputs = num_outputs
-        self.target = target
-        self.inplace = inplace
-        self.register_buffer("bias", None if bias is None else bias[None, None, None], persistent=False)
-        self.parts = _Projections(block.attn) if target != "eager" else None
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        block: Host = self.block
-        count = tokens.shape[1]
-        if self.parts is None and self.num_outputs == count:
-            add = Tensor.add_ if self.inplace else Tensor.add
-            tokens = add(tokens, block.ls1(block.attn(block.norm1(tokens), attn_mask=self.bias)))
-            tokens = add(tokens, block.ls2(block.mlp(block.norm2(tokens))))
-            return tokens
-        normed = block.norm1(tokens)
-        if self.num_outputs < count:
-            tokens = tokens[:, : self.num_outputs]
-        tokens = tokens + block.ls1(self._attend(normed, self.num_outputs < count))
-        tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
-        return tokens
-
-    def _attend(self, tokens: Tensor, partly: bool) -> Tensor:
-        attention: Host = self.block.attn
-        asking = tokens[:, : self.num_outputs] if partly else tokens
-        query, key, value = self.parts(asking, tokens) if self.parts is not None else self._project(asking, tokens)
-        scale = None if self.parts is None else 1.0
-        if self.target == "onnx":
-            scores = query @ key.transpose(-2, -1)
-            attended = (scores if self.bias is None else scores + self.bias).softmax(-1) @ value
-        else:
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, scale=scale)
-        attended = attention.norm(attended.transpose(1, 2).flatten(2))
-        if attention.gate is not None:
-            attended = attended * attention.gate(asking).sigmoid()
-        projected: Tensor = (self.parts.output if self.parts is not None else attention.proj)(attended)
-        return projected
-
-    def _project(self, asking: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value with the weights where they are."""
-        attention: Host = self.block.attn
-        heads = (attention.num_heads, attention.head_dim)
-        weight, bias, size = attention.qkv.weight, attention.qkv.bias, attention.attn_dim
-        biases = (None, None) if bias is None else (bias[:size], bias[size:])
-        query = F.linear(asking, weight[:size], biases[0]).unflatten(-1, heads).transpose(1, 2)
-        both = F.linear(tokens, weight[size:], biases[1]).unflatten(-1, (2, *heads))
-        key, value = both.permute(2, 0, 3, 1, 4).unbind(0)
-        return attention.q_norm(query), attention.k_norm(key), value
-
-
-class _Projections(nn.Module):
-    """The projections of an attention apart from each other, their biases and scale folded where that is exact."""
-
-    def __init__(self, attention: Host) -> None:
-        super().__init__()
-        self.heads = (attention.num_heads, attention.head_dim)
-        self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
-        is_normed = not (isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity))
-        has_plain_output = isinstance(attention.norm, nn.Identity) and attention.gate is None
-        weights = attention.qkv.weight.chunk(3)
-        biases = attention.qkv.bias.chunk(3) if attention.qkv.bias is not None else (None, None, None)
-        self.late_scale = attention.scale if is_normed else None
-        scale = 1.0 if is_normed else attention.scale
-        self.query = _linear(weights[0] * scale, None if biases[0] is None else biases[0] * scale)
-        self.key = _linear(weights[1], biases[1] if is_normed else None)
-        self.value = _linear(weights[2], None if has_plain_output else biases[2])
-        output_bias = attention.proj.bias
-        if has_plain_output and biases[2] is not None:
-            moved = attention.proj.weight @ biases[2]
-            output_bias = moved if output_bias is None else output_bias + moved
-        self.output = _linear(attention.proj.weight, output_bias)
-
-    def forward(self, asking: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = (
-            layer(read).unflatten(-1, self.heads).transpose(1, 2)
-            for layer, read in ((self.query, asking), (self.key, tokens), (self.value, tokens))
-        )
-        query = self.q_norm(query)
-        return query if self.late_scale is None else query * self.late_scale, self.k_norm(key), value
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return layer
 
 
 class NarrowBias(nn.Module):

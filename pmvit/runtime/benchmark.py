@@ -1,5 +1,6 @@
 """A benchmark that cannot flatter itself: all contenders take turns on the same images in one run."""
 
+import copy
 import json
 import platform
 import statistics
@@ -57,7 +58,7 @@ class Row:
     contender: str
     runtime: str
     batch: int
-    gflops: float
+    gflops: float | None
     throughput: float | None = None
     p50: float | None = None
     p95: float | None = None
@@ -91,7 +92,7 @@ class Benchmark:
             "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         for row in self.rows:
-            cells = [row.runtime, str(row.batch), row.contender, f"{row.gflops:.2f}"]
+            cells = [row.runtime, str(row.batch), row.contender, _cell(row.gflops, "{:.2f}")]
             if row.failure is not None:
                 lines.append(f"| {' | '.join(cells)} | does not run: {row.failure} | | | | | | |")
                 continue
@@ -173,6 +174,9 @@ def benchmark(
     """
     if compression_of(model) is None:
         raise PmvitError("expected a compressed model to benchmark; this one is not compressed")
+    if not batches or min(batches) < 1 or rounds < 2:
+        raise PmvitError(f"expected batch sizes of 1 and more and rounds of 2 and more; got {batches} and {rounds}")
+    model = copy.deepcopy(model).to("cpu", torch.float32)
     names = list(dict.fromkeys(["original", *against]))
     for name in names:
         if name.removesuffix(INT8) not in CONTENDERS:
@@ -219,11 +223,12 @@ def _measure(
     threads = threads or torch.get_num_threads()
     before = torch.get_num_threads()
     size = adapter_for(model).input_size(model)
+    if images is not None and tuple(images.shape[1:]) != size:
+        raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
     shown = images if images is not None else built_in_images(size, max(*batches, 32))
     rows: list[Row] = []
     torch.set_num_threads(threads)
     try:
-        costs = {name: flops(make("eager")).gflops for name, make in makers.items()}
         places = [(runtime, batch) for runtime in runtimes for batch in batches]
         for runtime, batch in track(places, "benchmark", len(places), show=progress):
             some = shown.repeat(-(-batch // len(shown)), 1, 1, 1)
@@ -232,7 +237,7 @@ def _measure(
                 saved = Path(folder) / "model" if memory else None
                 if saved is not None:
                     save(model, saved)
-                rows += _one_place(makers, costs, runtime, some.split(batch), rounds, threads, Path(folder), saved)
+                rows += _one_place(makers, runtime, some.split(batch), rounds, threads, Path(folder), saved)
     finally:
         torch.set_num_threads(before)
     return Benchmark(rows, _environment(runtimes, threads, rounds))
@@ -240,7 +245,6 @@ def _measure(
 
 def _one_place(
     makers: Makers,
-    costs: dict[str, float],
     runtime: str,
     batches: Sequence[Tensor],
     rounds: int,
@@ -253,14 +257,18 @@ def _one_place(
     batch = len(images)
     runs: dict[str, Run] = {}
     failures: dict[str, str] = {}
-    peaks: dict[str, float] = {}
+    peaks: dict[str, float | None] = {}
+    costs: dict[str, float | None] = {}
+    target = "eager" if runtime == "eager" else RUNTIMES[runtime].target if runtime in RUNTIMES else "graph"
     for number, (name, make) in enumerate(makers.items()):
         try:
+            costs[name] = flops(make(target)).gflops
             calibration = batches if name.endswith(INT8) else ()
             runs[name], file = _open(make, runtime, images, calibration, threads, folder / str(number))
             runs[name](images)
             if saved is not None:
-                peaks[name] = peak_memory(Place(runtime, file, saved, name), tuple(images.shape), threads)
+                place = Place(runtime, file, saved, name.removesuffix(INT8))
+                peaks[name] = peak_memory(place, tuple(images.shape), threads)
         except Exception as error:  # a contender that a runtime cannot take is a result, not the end
             runs.pop(name, None)
             lines = str(error).strip().splitlines()
@@ -271,10 +279,11 @@ def _one_place(
     rows = []
     for name in makers:
         if name in failures:
-            rows.append(Row(name, runtime, batch, costs[name], failure=failures[name]))
+            rows.append(Row(name, runtime, batch, costs.get(name), failure=failures[name]))
             continue
-        seconds = sorted(times[name])
+        seconds = times[name]
         ratio = speedup(times, name, "original")
+        fewer = (costs["original"] or 0.0) / (costs[name] or 1.0)
         rows.append(
             Row(
                 name,
@@ -283,10 +292,10 @@ def _one_place(
                 costs[name],
                 throughput=batch / statistics.median(seconds),
                 p50=statistics.median(seconds),
-                p95=seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
+                p95=statistics.quantiles(seconds, n=20, method="inclusive")[-1],
                 speedup=ratio,
                 of_bound=speedup(times, name, "bound") if "bound" in runs else None,
-                efficiency=ratio.median / (costs["original"] / costs[name]),
+                efficiency=ratio.median / fewer,
                 memory=peaks.get(name),
             )
         )
@@ -321,10 +330,19 @@ def _open(
 
 def _environment(runtimes: Sequence[str], threads: int, rounds: int) -> dict[str, Any]:
     packages = {"onnx": "onnxruntime"}
-    found = {"torch": torch.__version__.partition("+")[0]}
+    found = {"pmvit": version("pmvit"), "timm": version("timm"), "torch": torch.__version__.partition("+")[0]}
     for name in runtimes:
         try:
             found[packages.get(name, name)] = version(packages.get(name, name))
         except PackageNotFoundError:
             continue
-    return {**found, "CPU": platform.machine(), "threads": threads, "rounds": rounds}
+    return {**found, "CPU": _processor(), "threads": threads, "rounds": rounds}
+
+
+def _processor() -> str:
+    """The name of the processor, as far as the system says."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +16,27 @@ from pmvit.models.adapter import Target
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.optimize import optimize_for_inference
+from pmvit.runtime.stages import Narrowed
 
 State = Tensor | tuple[Tensor, Tensor]
+NO_PASSES: dict[str, Any] = {"tokens": "all", "shortcut": False, "drop_dead": False, "fuse": False}
 
 
 def original(model: nn.Module, target: Target) -> nn.Module:
-    """The same weights, uncompressed."""
+    """The same weights, uncompressed. For graphs, its blocks are written as those of the others are."""
     model = copy.deepcopy(model)
-    return decompress(model) if compression_of(model) is not None else model
+    model = decompress(model) if compression_of(model) is not None else model
+    return model if target == "eager" else optimize_for_inference(model, target=target, **NO_PASSES)
 
 
 def original_optimized(model: nn.Module, target: Target) -> nn.Module:
     """The same weights, uncompressed, after the passes."""
-    return optimize_for_inference(original(model, target), target=target)
+    return optimize_for_inference(original(model, "eager"), target=target)
 
 
 def compressed(model: nn.Module, target: Target) -> nn.Module:
     """The compressed model without the passes; for graphs in a form that they can hold."""
-    if target == "eager":
-        return copy.deepcopy(model)
-    return optimize_for_inference(model, target=target, tokens="all", drop_dead=False, fuse=False)
+    return copy.deepcopy(model) if target == "eager" else optimize_for_inference(model, target=target, **NO_PASSES)
 
 
 def optimized(model: nn.Module, target: Target) -> nn.Module:
@@ -48,13 +49,34 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
 
     It computes nothing of use, and says what fewer tokens can bring in a runtime.
     """
-    result = original(model, target)
+    model = copy.deepcopy(model)
     names = adapter_for(model).block_names(model)
     for name in names:
-        block = model.get_submodule(name)
-        count = block.centres.numel() if isinstance(block, PruneMerge) else adapter_for(model).layout(model).num_tokens
-        result.set_submodule(name, _Sliced(result.get_submodule(name), count, name == names[-1]))
-    return result
+        block, tokens = _inside(model, name, target)
+        model.set_submodule(name, _Sliced(block, tokens.numel(), name == names[-1]))
+    return model
+
+
+def direct(model: nn.Module, target: Target) -> nn.Module:
+    """The paper's "Direct" operation (Table IV): take the kept tokens out, run the block, put them back."""
+    model = copy.deepcopy(model)
+    for name in adapter_for(model).block_names(model):
+        block, tokens = _inside(model, name, target)
+        model.set_submodule(name, _TakenOut(block, tokens))
+    return model
+
+
+def _inside(model: nn.Module, name: str, target: Target) -> tuple[nn.Module, Tensor]:
+    """What a compressed block runs inside, on as many tokens as it has groups, and which tokens those are."""
+    adapter = adapter_for(model)
+    block = model.get_submodule(name)
+    tokens = torch.arange(adapter.layout(model).num_tokens)
+    if isinstance(block, PruneMerge):
+        tokens = block.centres
+        block = block.block if adapter.computes_partly(block.block) else Narrowed(block)
+    if target != "eager" and adapter.computes_partly(block):
+        block = adapter.inference_block(block, tokens.numel(), None, target, inplace=False)
+    return block, tokens
 
 
 class _Sliced(nn.Module):
@@ -66,25 +88,17 @@ class _Sliced(nn.Module):
         self.count = count
         self.is_last = is_last
 
-    def forward(self, state: State) -> State:
+    def forward(self, state: State, **arguments: object) -> State:
         tokens, everything = state if isinstance(state, tuple) else (state, state)
         if tokens.shape[1] != self.count:
             tokens = (tokens if tokens.shape[1] > self.count else everything)[:, : self.count]
-        tokens = self.block(tokens)
+        tokens = self.block(tokens, **arguments)
         return tokens if self.is_last else (tokens, everything)
 
 
-def direct(model: nn.Module, target: Target) -> nn.Module:
-    """The paper's "Direct" operation (Table IV): take the kept tokens out, run the block, put them back."""
-    result = original(model, target)
-    for name in adapter_for(model).block_names(model):
-        block = model.get_submodule(name)
-        if isinstance(block, PruneMerge):
-            result.set_submodule(name, _TakenOut(result.get_submodule(name), block.centres))
-    return result
-
-
 class _TakenOut(nn.Module):
+    """A block on some of the tokens; the others stay as they are."""
+
     tokens: Tensor
 
     def __init__(self, block: nn.Module, tokens: Tensor) -> None:
@@ -92,17 +106,28 @@ class _TakenOut(nn.Module):
         self.block = block
         self.register_buffer("tokens", tokens, persistent=False)
 
-    def forward(self, everything: Tensor) -> Tensor:
-        return everything.index_copy(1, self.tokens, self.block(everything.index_select(1, self.tokens)))
+    def forward(self, everything: Tensor, **arguments: object) -> Tensor:
+        taken = self.block(everything.index_select(1, self.tokens), **arguments)
+        return everything.index_copy(1, self.tokens, taken)
 
 
 def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
     """ToMe with the r that comes nearest to the FLOPs of the compressed model."""
-    whole = original(model, target)
     wanted = flops(model).macs
-    most = adapter_for(model).layout(model).num_patches // len(adapter_for(model).block_names(model))
-    candidates = [tome(whole, r) for r in range(most + 1)]
-    return min(candidates, key=lambda candidate: abs(flops(candidate).macs - wanted))
+    adapter = adapter_for(model)
+    result: Any = tome(original(model, "eager"), 0)
+
+    def distance(r: int) -> float:
+        for name in adapter.block_names(model):
+            result.get_submodule(name).r = r
+        return abs(flops(result).macs - wanted)
+
+    low, high = 0, adapter.layout(model).num_patches // 2
+    while high - low > 2:  # the distance falls, then rises
+        middle = (low + high) // 2
+        low, high = (low, middle + 1) if distance(middle) < distance(middle + 1) else (middle, high)
+    distance(min(range(low, high + 1), key=distance))
+    return cast("nn.Module", result)
 
 
 CONTENDERS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {

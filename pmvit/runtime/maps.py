@@ -94,8 +94,10 @@ def factor(kept: Tensor, merge: Tensor) -> tuple[Tensor, Tensor]:
     expand = identity.clone()
     for weights in merge:
         members = torch.nonzero((weights != 0) & is_carried).flatten()
-        if len(members) > 1 and (weights[members] @ kept[members]).abs().max() < EXACT:
-            dropped = members[weights[members].abs().argmax()]
+        if len(members) < 2:
+            continue
+        dropped = members[weights[members].abs().argmax()]
+        if (weights[members] @ kept[members] / weights[dropped]).abs().max() < EXACT:
             others = members[members != dropped]
             expand[dropped] = 0.0
             expand[dropped, others] = -weights[others] / weights[dropped]
@@ -109,6 +111,7 @@ def chain(
     read_by_head: Tensor,
     *,
     skip_outputs: Sequence[bool],
+    shortcut: bool = True,
     drop_dead: bool = True,
     fuse: bool = True,
 ) -> Chain:
@@ -118,8 +121,8 @@ def chain(
         maps: Of each block, first to last.
         read_by_head: The tokens that what comes after the blocks reads.
         skip_outputs: For each block, whether it can compute some of its tokens only and take them in another order.
-        drop_dead: Leave out rows that nothing depends on; without it all are carried and computed but those of the last
-            block.
+        shortcut: The last block computes only what the head reads.
+        drop_dead: The others compute only what something depends on, and nothing else is carried.
         fuse: Make one matrix of leaving a block and entering the next.
     """
     num_tokens = maps[-1].from_groups.shape[0]
@@ -132,12 +135,11 @@ def chain(
         is_last = number == len(maps) - 1
         leave = torch.cat([block.from_groups, block.from_remainder], dim=1)
         used = (_clean(wanted @ leave) != 0).any(0)
-        if not (drop_dead or is_last):
-            used[:] = True
-        is_output = used[:num_groups] if skip_outputs[number] else torch.ones(num_groups, dtype=torch.bool)
+        computes_all = not (skip_outputs[number] and (shortcut if is_last else drop_dead))
+        is_output = torch.ones(num_groups, dtype=torch.bool) if computes_all else used[:num_groups]
         order = torch.cat([torch.nonzero(is_output).flatten(), torch.nonzero(~is_output).flatten()])
         num_outputs = int(is_output.sum())
-        carried = torch.nonzero(used[num_groups:]).flatten()
+        carried = torch.nonzero(used[num_groups:] | (not drop_dead)).flatten()
         leave = leave[:, torch.cat([order[:num_outputs], num_groups + carried])]
         after.append((_clean(wanted @ leave),) if fuse else _two_factors(wanted, leave, drop_dead))
         blocks.append((num_groups, num_outputs, order))

@@ -3,13 +3,12 @@
 import ctypes
 import gc
 import multiprocessing
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
-
-from pmvit.errors import PmvitError
 
 
 class Place(NamedTuple):
@@ -21,25 +20,32 @@ class Place(NamedTuple):
     contender: str
 
 
-def peak_memory(place: Place, shape: tuple[int, ...], threads: int) -> float:
-    """Megabytes that opening a contender and running it three times need in a fresh process; Linux."""
-    if not Path("/proc/self/clear_refs").exists():
-        raise PmvitError("peak memory is read from /proc, which this system does not have")
+def peak_memory(place: Place, shape: tuple[int, ...], threads: int) -> float | None:
+    """Megabytes that opening a contender and running it three times need in a fresh process; `None` where the system
+    does not say, which is everywhere but on Linux.
+    """
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe(duplex=False)
     process = context.Process(target=_report, args=(place, shape, threads, its))
     process.start()
     its.close()
     try:
-        return float(mine.recv())
+        return cast("float | None", mine.recv())
     except EOFError:
-        process.join()
-        raise PmvitError(f"the process that measured memory ended with code {process.exitcode}") from None
+        return None
     finally:
         process.join()
 
 
 def _report(place: Place, shape: tuple[int, ...], threads: int, report: Connection) -> None:
+    try:
+        report.send(_measure(place, shape, threads))
+    except Exception:  # it ran in the process that asks; what fails here is the measurement
+        report.send(None)
+    report.close()
+
+
+def _measure(place: Place, shape: tuple[int, ...], threads: int) -> float:
     from pmvit.compress import load
     from pmvit.runtime.contenders import contender
     from pmvit.runtime.targets import RUNTIMES, inferring
@@ -55,12 +61,12 @@ def _report(place: Place, shape: tuple[int, ...], threads: int, report: Connecti
         model = contender(place.contender, load(place.saved), "eager" if place.runtime == "eager" else "graph")
         run = inferring(torch.compile(model, fullgraph=True) if place.runtime == "compile" else model)
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
     for _ in range(3):
         run(images)
-    report.send(_status("VmHWM") - before)
-    report.close()
+    return _status("VmHWM") - before
 
 
 def _status(name: str) -> float:

@@ -10,18 +10,19 @@ Every pass is exact; together they make a compressed model run on little more th
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from pmvit.compress import check_trainable, compression_of
+from pmvit._modes import check_trainable
+from pmvit.compress import compression_of
 from pmvit.errors import PmvitError
 from pmvit.models import Adapter, adapter_for
 from pmvit.models.adapter import Target
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.maps import chain, identity_maps, maps_of
-from pmvit.runtime.stages import FORMS, Form, HandOver, Narrowed, Stage
+from pmvit.runtime.stages import FORMS, Form, HandOver, Narrowed, Stage, cheapest_form
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -35,13 +36,15 @@ class InferenceConfig:
             `onnx` for ONNX, which has no fused attention that all runtimes know.
         tokens: `head` if only what the head reads is needed of the last block; `all` if tokens are read too, as by a
             segmentation decoder.
+        shortcut: Compute of the last block only what the head reads.
         drop_dead: Leave out what nothing depends on.
         fuse: Leave a block and enter the next in one matrix.
-        form: Of the hand-overs; `auto` is `segment` in eager PyTorch and `gather` in graphs.
+        form: Of the hand-overs; `auto` is the cheapest for each (see `stages.cheapest_form`).
     """
 
     target: Target = "eager"
     tokens: Literal["head", "all"] = "head"
+    shortcut: bool = True
     drop_dead: bool = True
     fuse: bool = True
     form: Form | Literal["auto"] = "auto"
@@ -55,7 +58,8 @@ class InferenceConfig:
 def optimize_for_inference(model: Model, **options: Any) -> Model:
     """A copy of a model, compressed or not, that gives the same output faster and can no longer be trained or saved.
 
-    Save the model itself, and optimise it after loading.
+    Save the model itself, and optimise it after loading. It is for calling: what looks between its blocks, as timm's
+    `forward_intermediates` does, finds tables there instead of tokens.
 
     Args:
         model: What `compress` or `load` returned, or an original model.
@@ -74,10 +78,11 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
         [maps_of(part.wrapper) if part.wrapper is not None else identity_maps(layout.num_tokens) for part in parts],
         torch.arange(num_read),
         skip_outputs=[part.computes_partly for part in parts],
+        shortcut=config.shortcut,
         drop_dead=config.drop_dead,
         fuse=config.fuse,
     )
-    num_outputs = layout.num_tokens
+    num_inputs = num_outputs = layout.num_tokens
     for name, part, step in zip(names, parts, tables.steps, strict=True):
         hand_over = _hand_overs(step.hand_over, num_outputs, step.num_tokens, config)
         block = part.block
@@ -88,11 +93,13 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
             block = adapter.inference_block(block, step.num_outputs, bias, config.target, inplace)
         elif part.wrapper is not None:
             block = Narrowed(part.wrapper)
-        num_outputs = step.num_outputs
+        num_inputs, num_outputs = num_outputs, step.num_outputs
         to_head = _hand_overs(tables.to_head, num_outputs, num_read, config) if name == names[-1] else None
-        model.set_submodule(name, Stage(hand_over, block, to_head))
+        model.set_submodule(name, Stage(num_inputs, hand_over, block, to_head))
     if compression_of(model) is not None:
         del model.compression
+    if getattr(model, "grad_checkpointing", False):
+        cast("Any", model).grad_checkpointing = False
     model.inference_config = config  # type: ignore[assignment]  # a record, not a module
     return model.to(next(model.parameters()).device)
 
@@ -123,13 +130,13 @@ def _hand_overs(
     matrices: tuple[Tensor, ...], num_outputs: int, num_tokens: int, config: InferenceConfig
 ) -> list[HandOver]:
     """Modules for the factors of a hand-over; none for an identity."""
-    form: Form = config.form if config.form != "auto" else "segment" if config.target == "eager" else "gather"
     result: list[HandOver] = []
     for place, matrix in enumerate(matrices):
         is_last = place == len(matrices) - 1
         width = num_tokens if is_last else len(matrix)
         is_identity = len(matrix) == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix), dtype=matrix.dtype))
         if not (is_identity and width == num_outputs):
+            form = config.form if config.form != "auto" else cheapest_form(matrix, config.target == "eager")
             result.append(FORMS[form](matrix, num_outputs, width))
         num_outputs = width
     return result

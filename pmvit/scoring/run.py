@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit._modes import evaluation_mode, frozen_parameters
+from pmvit._modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit._processes import this_process
 from pmvit.cost import model_cost
 from pmvit.data.batches import check_labels, unpack
@@ -76,6 +76,7 @@ def score(
     config = replace(config or ScoreConfig(), **options)
     if any(isinstance(module, PruneMerge) for module in model.modules()):
         raise PmvitError("expected an uncompressed model to score; this one is compressed: score the original")
+    check_trainable(model)
     adapter = adapter_for(model)
     layout = adapter.layout(model)
     if "class_attn" in config.scorer and not adapter.has_class_token(model):

@@ -10,6 +10,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
 from pmvit._cpu import avoid_broken_amx
+from pmvit._modes import check_trainable
 from pmvit.compress import compression_of, decompress, describe, load
 from pmvit.data.folder import every
 from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
@@ -63,6 +64,7 @@ def finetune(
         PmvitError: If something does not fit, the loss is not finite, or a checkpoint cannot be written.
     """
     config = replace(config or FinetuneConfig(), **options)
+    check_trainable(model)
     if config.mixed_precision == "bf16":
         avoid_broken_amx()
     folder = Path(output) if output is not None else None
