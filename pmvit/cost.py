@@ -121,6 +121,8 @@ def flops(model: nn.Module) -> Flops:
     wrappers = {name: module for name, module in model.named_modules() if isinstance(module, PruneMerge)}
     products = shortcuts = 0
     for name, wrapper in wrappers.items():
+        if f"{root}.{name}" not in counts:  # only its block was called, without the operations
+            continue
         inside = sum(counts[f"{root}.{name}.block"].values())
         products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
         num_tokens, num_groups = wrapper.token_mask.numel(), wrapper.centres.numel()

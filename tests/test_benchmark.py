@@ -61,10 +61,12 @@ def test_direct_leaves_pruned_tokens_alone(small: Any) -> None:
 
 def test_rows_have_everything_and_are_written(small: Any, tmp_path: Path) -> None:
     result = pmvit.benchmark(
-        small, against=["optimized", "bound"], batches=[1, 2], rounds=5, progress=False, threads=1, memory=True
+        small, against=["optimized", "bound"], batches=[1], rounds=5, progress=False, threads=1, memory=True
     )
     assert [(row.contender, row.batch) for row in result.rows] == [
-        (name, batch) for batch in (1, 2) for name in ("original", "optimized", "bound")
+        ("original", 1),
+        ("optimized", 1),
+        ("bound", 1),
     ]
     for row in result.rows:
         assert row.p50 is not None and row.p95 is not None and row.throughput is not None  # noqa: PT018
@@ -76,8 +78,8 @@ def test_rows_have_everything_and_are_written(small: Any, tmp_path: Path) -> Non
     assert result.rows[0].speedup == (1.0, 1.0, 1.0)
     assert result.environment["threads"] == 1
     result.write(tmp_path)
-    assert len(json.loads((tmp_path / "benchmark.json").read_text())["rows"]) == 6
-    assert (tmp_path / "benchmark.md").read_text().count("| eager |") == 6
+    assert len(json.loads((tmp_path / "benchmark.json").read_text())["rows"]) == 3
+    assert (tmp_path / "benchmark.md").read_text().count("| eager |") == 3
     with Image.open(tmp_path / "benchmark.png") as picture:
         assert picture.width > 300
 
