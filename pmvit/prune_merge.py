@@ -105,7 +105,9 @@ class PruneMerge(nn.Module):
 
     The block is held as it is and never changed. Its weights of M and R are parameters: with `learn="group"` one
     weight a token, so that training keeps the groups as planned; with `learn="dense"` the full matrices, which
-    training may fill. Prefix tokens (class, distillation, registers) pass as identity rows and have no weights.
+    training may fill. A token alone in its group learns no weight: the block, which begins by normalising, is nearly
+    blind to it, and a plain copy costs nothing later. Prefix tokens (class, distillation, registers) pass as identity
+    rows and have no weights.
 
     Args:
         block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape.
@@ -132,6 +134,8 @@ class PruneMerge(nn.Module):
     centres: Tensor
     patch_centres: Tensor
     token_mask: Tensor
+    merge_shared: Tensor
+    reconstruct_shared: Tensor
     log_sizes: Tensor | None
 
     def __init__(
@@ -177,11 +181,14 @@ class PruneMerge(nn.Module):
         self.reconstruct_weights = nn.Parameter(reconstruct_weights.to(device, dtype))
 
         # All that follows is derived from the plan, so it is not saved with the weights.
+        is_shared = torch.bincount(groups[is_member], minlength=self.num_groups) > 1
         buffers = {
             "merge_columns": rows.columns,
             "merge_offsets": rows.offsets,
             "reconstruct_columns": back.columns,
             "reconstruct_offsets": back.offsets,
+            "merge_shared": is_shared[groups[rows.columns[num_prefix:] - num_prefix]],
+            "reconstruct_shared": is_shared[groups[is_member]],
             "prefix_weights": torch.ones(num_prefix),
             "centres": torch.cat([prefix, centres + num_prefix]),
             "patch_centres": centres,
@@ -247,6 +254,9 @@ class PruneMerge(nn.Module):
     def _product(self, tokens: Tensor, name: str, rows: SparseRows, patch_weights: Tensor) -> Tensor:
         """What `merge` computes; in inference, rows and weights repeated for the last batch size are kept."""
         batch, count, width = tokens.shape
+        if patch_weights.requires_grad and torch.is_grad_enabled():
+            is_shared = self.merge_shared if name == "merge" else self.reconstruct_shared
+            patch_weights = torch.where(is_shared, patch_weights, patch_weights.detach())
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or patch_weights.is_inference():
             return merge(tokens, rows, torch.cat([self.prefix_weights, patch_weights]))
         made_for = (batch, tokens.device, patch_weights.dtype, patch_weights.data_ptr(), patch_weights._version)

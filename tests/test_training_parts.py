@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pmvit
+from pmvit.runtime.maps import maps_of
 from pmvit.training import PRESETS, FinetuneConfig
 from pmvit.training.loss import divergence, finetune_loss, token_distance
 from pmvit.training.matrices import matrix_parameters, parameter_groups
@@ -99,6 +100,24 @@ def test_matrices_learn_as_scheduled(
         assert torch.equal(module.merge_matrix() != 0, merge)
         assert torch.equal(module.reconstruct_matrix() != 0, back)
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_token_alone_in_its_group_keeps_its_weight(small_batches: Batches) -> None:
+    model = compressed()
+    pmvit.finetune(model, train=small_batches, epochs=2, lr=0.01, matrices="learnable", progress=False)
+    for module in model.modules():
+        if isinstance(module, pmvit.PruneMerge):
+            assert 0 < module.merge_shared.sum() < module.merge_shared.numel()
+            for weights, is_shared in (
+                (module.merge_weights, module.merge_shared),
+                (module.reconstruct_weights, module.reconstruct_shared),
+            ):
+                assert (weights[~is_shared] == 1).all()
+            assert (module.merge_weights[module.merge_shared] != 1).all()
+            table = len((maps := maps_of(module)).merge) + len(maps.remainder)
+            assert table <= 37 + module.num_groups - int(
+                (~module.merge_shared).sum()
+            )  # at most a row more a real group
 
 
 def test_dense_matrices_fill(small_batches: Batches) -> None:

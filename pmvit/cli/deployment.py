@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from pmvit.cli.common import app, console, print_json
@@ -137,7 +138,7 @@ def benchmark(
         cells += [f"{row.throughput:.1f}", f"{1000 * (row.p95 or 0):.1f}", str(row.speedup)]
         cells += [str(row.of_bound or "-"), f"{row.efficiency:.2f}", f"{row.memory:.0f}" if row.memory else "-"]
         table.add_row(*cells)
-    console.print(table, width=max(console.width, 124), crop=False)
+    Console(width=max(console.width, 124)).print(table)  # rather cut by a narrow terminal than broken into pieces
 
 
 def _names(text: str) -> list[str]:

@@ -80,7 +80,7 @@ def _inside(model: nn.Module, name: str, target: Target) -> tuple[nn.Module, Ten
 
 
 class _Sliced(nn.Module):
-    """A block on the first tokens of what comes; where it is to have more than that, on tokens of the model's input."""
+    """A block on the first tokens of what comes; what is missing to its number are tokens of the model's input."""
 
     def __init__(self, block: nn.Module, count: int, is_last: bool) -> None:
         super().__init__()
@@ -90,8 +90,10 @@ class _Sliced(nn.Module):
 
     def forward(self, state: State, **arguments: object) -> State:
         tokens, everything = state if isinstance(state, tuple) else (state, state)
-        if tokens.shape[1] != self.count:
-            tokens = (tokens if tokens.shape[1] > self.count else everything)[:, : self.count]
+        if tokens.shape[1] > self.count:
+            tokens = tokens[:, : self.count]
+        elif tokens.shape[1] < self.count:
+            tokens = torch.cat([tokens, everything[:, tokens.shape[1] : self.count]], dim=1)
         tokens = self.block(tokens, **arguments)
         return tokens if self.is_last else (tokens, everything)
 
