@@ -11,7 +11,7 @@ from pmvit.models.timm_inference import PartialBlock
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.maps import chain, factor, identity_maps, maps_of
 from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.stages import Matmul, Stage, cheapest_form
+from pmvit.runtime.stages import Matmul, Stage, cheapest_form, pack
 from tests.helpers import small_plan, small_vit
 
 HOSTS: dict[str, dict[str, Any]] = {
@@ -105,6 +105,17 @@ def test_each_hand_over_has_the_form_that_costs_least() -> None:
     nn.init.normal_(small.blocks[-1].merge_weights)
     fast: Any = optimize_for_inference(small)
     assert isinstance(fast.blocks[-1].hand_over[0], Matmul)
+
+
+def test_chunks_share_nothing_and_are_whole() -> None:
+    matrix = torch.block_diag(*(torch.rand(size, size + 1) + 0.1 for size in (5, 2, 7, 3, 3, 1)))
+    chunks = pack(matrix, list(range(len(matrix))))
+    assert len(chunks) > 1
+    assert sorted(row for rows, _ in chunks for row in rows) == list(range(21))
+    assert sorted(column for _, columns in chunks for column in columns) == list(range(27))
+    for rows, columns in chunks:
+        others = [column for column in range(27) if column not in columns]
+        assert not matrix[rows][:, others].any()
 
 
 def test_another_image_size_is_refused() -> None:

@@ -83,27 +83,40 @@ def maps_of(wrapper: PruneMerge) -> BlockMaps:
 
 
 def factor(kept: Tensor, merge: Tensor) -> tuple[Tensor, Tensor]:
-    """Write what tokens keep by themselves, `C`, as `P E` with as few rows of `E` as can be seen at once.
+    """Write what tokens keep by themselves, `C`, as `P E` with few rows of `E`, and such that tables change little.
 
-    Rows of zeros are left out. Where the weighted rows of a group cancel (its weights in M and R multiply to one), one
-    of them follows from the others.
+    A pruned token is carried as it is. Of a group, the differences of its members to one of them are carried: they say
+    all there is to say where the weights in M and R multiply to one, and two tokens that stay together in the next
+    block have the same difference there, a copy. Otherwise that one token is carried too.
     """
     kept = torch.where(kept.abs() < EXACT, 0.0, kept)
-    is_carried = (kept != 0).any(1)
     identity = torch.eye(len(kept), dtype=torch.float64)
-    expand = identity.clone()
+    expand, remainder = [], []
+    is_grouped = (merge != 0).any(0)
+    for token in torch.nonzero((kept != 0).any(1) & ~is_grouped).flatten():
+        expand.append(kept[:, token, None])
+        remainder.append(identity[token, None])
     for weights in merge:
-        members = torch.nonzero((weights != 0) & is_carried).flatten()
-        if len(members) < 2:
+        members = torch.nonzero(weights).flatten()
+        own = kept[members][:, members]
+        if not own.any():
             continue
-        dropped = members[weights[members].abs().argmax()]
-        if (weights[members] @ kept[members] / weights[dropped]).abs().max() < EXACT:
-            others = members[members != dropped]
-            expand[dropped] = 0.0
-            expand[dropped, others] = -weights[others] / weights[dropped]
-            is_carried[dropped] = False
-    expand[~(kept != 0).any(1)] = 0.0
-    return expand[:, is_carried], kept[is_carried]
+        centre = int(weights[members].abs().argmax())
+        basis = torch.eye(len(members), dtype=torch.float64)
+        basis[:, centre] -= 1.0
+        basis = torch.cat([basis[:centre], basis[centre + 1 :]])
+        if (own.sum(1).abs() > EXACT).any():  # differences alone do not span it
+            basis = torch.cat([basis, torch.eye(len(members), dtype=torch.float64)[centre, None]])
+        expand.append(_placed(own @ torch.linalg.pinv(basis), members, len(kept)))
+        remainder.append(basis @ identity[members])
+    if not expand:
+        return identity[:, :0], identity[:0]
+    return _clean(torch.cat(expand, dim=1)), torch.cat(remainder)
+
+
+def _placed(rows: Tensor, members: Tensor, count: int) -> Tensor:
+    """Rows of members among zeros for all others."""
+    return rows.new_zeros(count, rows.shape[1]).index_copy(0, members, rows)
 
 
 def chain(

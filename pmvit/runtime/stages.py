@@ -8,6 +8,10 @@ from torch import Tensor, nn
 from pmvit.prune_merge import PruneMerge, SparseRows, segment_sum
 
 Form = Literal["segment", "gather", "matmul"]
+# What a multiply-add of a product costs, in moves of a number through memory. With it, `gather` comes out ahead of
+# `matmul` on the tables of DeiT-Small at keep 0.6, as it was measured there: by 1 % of the whole model on OpenVINO, by
+# 5 % on ONNX Runtime, at batch 1.
+MULTIPLY = 1 / 32
 
 
 class HandOver(nn.Module):
@@ -51,7 +55,11 @@ class Matmul(HandOver):
 
 
 class Gather(HandOver):
-    """Rows that are copies are gathered; the others come from a small product of the rows they mix."""
+    """Rows that are copies are gathered; the others come from a product of the rows they mix.
+
+    Tokens mix with their neighbours only, so that this product falls apart into many small ones. They are packed into a
+    few chunks of one size, multiplied side by side.
+    """
 
     mixed_rows: Tensor
     mixing: Tensor
@@ -60,21 +68,71 @@ class Gather(HandOver):
     def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
         super().__init__(matrix, num_outputs, num_tokens)
         matrix = matrix.float()
-        is_copy = ((matrix != 0).sum(1) == 1) & (matrix.sum(1) == 1)
-        mixed_rows = torch.nonzero((matrix[~is_copy] != 0).any(0)).flatten()
+        is_copy = _is_copy(matrix)
+        chunks = pack(matrix, torch.nonzero(~is_copy).flatten().tolist())
+        height, width = (max((len(chunk[side]) for chunk in chunks), default=0) for side in (0, 1))
+        mixing = torch.zeros(len(chunks), height, width)
+        mixed_rows = torch.zeros(len(chunks), width, dtype=torch.long)
         sources = matrix.argmax(1)
-        sources[~is_copy] = matrix.shape[1] + torch.arange(int((~is_copy).sum()))
-        self.register_buffer("mixed_rows", mixed_rows, persistent=False)
-        self.register_buffer("mixing", matrix[~is_copy][:, mixed_rows], persistent=False)
+        for number, (rows, columns) in enumerate(chunks):
+            mixing[number, : len(rows), : len(columns)] = matrix[rows][:, columns]
+            mixed_rows[number, : len(columns)] = torch.tensor(columns)
+            sources[rows] = matrix.shape[1] + number * height + torch.arange(len(rows))
+        self.register_buffer("mixed_rows", mixed_rows.flatten(), persistent=False)
+        self.register_buffer("mixing", mixing, persistent=False)
         self.register_buffer("sources", sources, persistent=False)
 
     def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
         table = outputs if carried is None else torch.cat([outputs, carried], dim=1)
         if self.mixing.numel():
-            mixed = torch.matmul(self.mixing.to(table.dtype), table.index_select(1, self.mixed_rows))
+            read = table.index_select(1, self.mixed_rows).unflatten(1, (len(self.mixing), -1))
+            mixed = torch.matmul(self.mixing.to(table.dtype), read).flatten(1, 2)
             table = torch.cat([table, mixed], dim=1)
         tokens = table.index_select(1, self.sources[: self.num_tokens])
         return tokens, table.index_select(1, self.sources[self.num_tokens :]) if self.num_carried else None
+
+
+def _is_copy(matrix: Tensor) -> Tensor:
+    """Which rows of a matrix take one row as it is."""
+    return ((matrix != 0).sum(1) == 1) & (matrix.sum(1) == 1)
+
+
+Chunk = tuple[list[int], list[int]]
+
+
+def pack(matrix: Tensor, rows: list[int]) -> list[Chunk]:
+    """Sort rows of a sparse matrix into chunks that have no column in common: rows and columns of each.
+
+    As many chunks as make the product cheapest when all are padded to the size of the largest.
+    """
+    parts: list[tuple[set[int], set[int]]] = []  # what hangs together
+    for row in rows:
+        columns = set(torch.nonzero(matrix[row]).flatten().tolist())
+        touching = [part for part in parts if part[1] & columns]
+        parts = [part for part in parts if not part[1] & columns]
+        joined_rows, joined_columns = {row}, columns
+        for part in touching:
+            joined_rows, joined_columns = joined_rows | part[0], joined_columns | part[1]
+        parts.append((joined_rows, joined_columns))
+    parts.sort(key=lambda part: len(part[0]) * len(part[1]), reverse=True)
+    best: list[Chunk] = []
+    lowest = float("inf")
+    for count in (1, 2, 3, 4, 6, 8):
+        chunks: list[Chunk] = [([], []) for _ in range(count)]
+        for part_rows, part_columns in parts:
+            emptiest = min(chunks, key=lambda chunk: len(chunk[0]) + len(chunk[1]))
+            emptiest[0].extend(sorted(part_rows))
+            emptiest[1].extend(sorted(part_columns))
+        chunks = [chunk for chunk in chunks if chunk[0]]
+        if chunks and (cost := _chunks_cost(chunks)) < lowest:
+            best, lowest = chunks, cost
+    return best
+
+
+def _chunks_cost(chunks: list[Chunk]) -> float:
+    """Rows read and written by the product of chunks, and what it multiplies, in moves of a row."""
+    height, width = max(len(rows) for rows, _ in chunks), max(len(columns) for _, columns in chunks)
+    return len(chunks) * (height * width * MULTIPLY + height + width)
 
 
 class Segment(HandOver):
@@ -152,25 +210,19 @@ def _buffer(outputs: Tensor, carried: Tensor | None) -> Tensor:
 
 
 FORMS: dict[Form, type[HandOver]] = {"segment": Segment, "gather": Gather, "matmul": Matmul}
-# What a multiply-add of a product costs, in moves of a number through memory. With it, `gather` comes out ahead of
-# `matmul` on the tables of DeiT-Small at keep 0.6, as it was measured there: by 1 % of the whole model on OpenVINO, by
-# 5 % on ONNX Runtime, at batch 1.
-MULTIPLY = 1 / 32
 SEGMENT_ENTRY = 1 / 2  # of a segment sum, which was fastest by far in eager PyTorch
 
 
 def cheapest_form(matrix: Tensor, in_eager: bool) -> Form:
     """The form in which a hand-over costs least, by counting what each moves and multiplies."""
     rows, width = matrix.shape
-    is_filled = matrix != 0
-    is_mixed = ~((is_filled.sum(1) == 1) & (matrix.sum(1) == 1))
-    num_mixed, num_read = int(is_mixed.sum()), int(is_filled[is_mixed].any(0).sum())
+    chunks = pack(matrix, torch.nonzero(~_is_copy(matrix)).flatten().tolist())
     costs: dict[Form, float] = {
-        "gather": 2 * width + num_read + num_read * num_mixed * MULTIPLY + num_mixed + rows,
+        "gather": 2 * width + (_chunks_cost(chunks) if chunks else 0) + rows,
         "matmul": width + width * rows * MULTIPLY + rows,
     }
     if in_eager:
-        costs["segment"] = rows + int(is_filled.sum()) * SEGMENT_ENTRY
+        costs["segment"] = rows + int((matrix != 0).sum()) * SEGMENT_ENTRY
     return min(costs, key=lambda form: costs[form])
 
 
