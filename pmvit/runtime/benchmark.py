@@ -26,7 +26,7 @@ from pmvit.models.adapter import Target
 from pmvit.progress import track
 from pmvit.runtime.contenders import CONTENDERS, contender, original, with_operations_in_place
 from pmvit.runtime.export import built_in_images
-from pmvit.runtime.memory import Place, peak_memory
+from pmvit.runtime.memory import Place, keep_freed_memory, peak_memory
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.quantize import QUANTIZERS
 from pmvit.runtime.targets import RUNTIMES, Run, inferring, quietly, runtime_called
@@ -227,6 +227,7 @@ def _measure(
         raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
     shown = images if images is not None else built_in_images(size, max(*batches, 32))
     rows: list[Row] = []
+    keeps = keep_freed_memory()
     torch.set_num_threads(threads)
     try:
         places = [(runtime, batch) for runtime in runtimes for batch in batches]
@@ -240,7 +241,8 @@ def _measure(
                 rows += _one_place(makers, runtime, some.split(batch), rounds, threads, Path(folder), saved)
     finally:
         torch.set_num_threads(before)
-    return Benchmark(rows, _environment(runtimes, threads, rounds))
+    kept = {"freed memory": "kept" if keeps else "given back"}
+    return Benchmark(rows, {**_environment(runtimes, threads, rounds), **kept})
 
 
 def _one_place(
