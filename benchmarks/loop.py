@@ -23,6 +23,7 @@ from PIL import Image
 from torch import nn
 
 import pmvit
+from pmvit._cpu import keep_freed_memory
 from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
 from pmvit.loading import create_model
 from pmvit.models import adapter_for
@@ -114,6 +115,7 @@ def ratio_of_sums(times: dict[str, list[float]], resamples: int = 1000) -> Ratio
 
 def measure(rounds: int) -> dict[str, Any]:
     """The ratio of the loop to bare steps; the first two rounds warm up."""
+    keep_freed_memory()  # as `finetune` does
     weights = DATA / "weights" / "vit_tiny_patch16_224.safetensors"
     name = "vit_tiny_patch16_224"
     model = create_model(name, weights, num_classes=37) if weights.exists() else timm.create_model(name, num_classes=37)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pmvit._cpu import keep_freed_memory
 from pmvit.compress import compression_of, save
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
@@ -26,7 +27,7 @@ from pmvit.models.adapter import Target
 from pmvit.progress import track
 from pmvit.runtime.contenders import CONTENDERS, contender, original, with_operations_in_place
 from pmvit.runtime.export import built_in_images
-from pmvit.runtime.memory import Place, keep_freed_memory, peak_memory
+from pmvit.runtime.memory import Place, peak_memory
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.quantize import QUANTIZERS
 from pmvit.runtime.targets import RUNTIMES, Run, inferring, quietly, runtime_called

@@ -1,4 +1,4 @@
-"""Memory: how the C library keeps it, and the peak of a contender, in a process that does nothing else."""
+"""Peak memory of a contender, measured in a process that does nothing else."""
 
 import ctypes
 import gc
@@ -9,19 +9,6 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
-
-
-def keep_freed_memory() -> bool:
-    """Tell the C library to keep memory that was freed instead of giving it back, where it can be told (glibc).
-
-    PyTorch takes and frees buffers of megabytes with every operation; where each is new memory, the faults for its
-    pages cost eager inference a quarter of its speed and more, by chance more for one model than for another.
-    """
-    with suppress(AttributeError, OSError):
-        mallopt = ctypes.CDLL(None).mallopt
-        trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-        return bool(mallopt(trim_threshold, 1 << 30)) and bool(mallopt(mmap_threshold, 1 << 30))
-    return False
 
 
 class Place(NamedTuple):

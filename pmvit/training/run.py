@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
-from pmvit._cpu import avoid_broken_amx
+from pmvit._cpu import avoid_broken_amx, keep_freed_memory
 from pmvit._modes import check_trainable
 from pmvit.compress import compression_of, decompress, describe, load
 from pmvit.data.folder import every
@@ -80,6 +80,8 @@ def finetune(
         if before is not None and before.result is not None:
             return _finished(model, folder, before)
     accelerator = _accelerator(model, config, folder)
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
     process = (accelerator.process_index, accelerator.num_processes)
     data = training_data(model, train, config, process, epoch_images)
     validation = _validation_data(model, val, config, process)
