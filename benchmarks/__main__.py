@@ -25,6 +25,7 @@ from pmvit.loading import create_model
 from pmvit.models import adapter_for
 from pmvit.planning import PAPER
 from pmvit.runtime.contenders import in_place_plan
+from pmvit.runtime.memory import process_memory
 from pmvit.runtime.timing import compare, interleave, speedup
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
@@ -101,16 +102,10 @@ def peak_memory(step: str) -> float:
 
 def print_peak_memory(step: str) -> None:
     model, images, labels = scoring_batch()
-    before = high_water_mark()
+    before = process_memory("VmHWM")
     for _ in range(3):
         STEPS[step](model, images, labels)
-    print(high_water_mark() - before)
-
-
-def high_water_mark() -> float:
-    """Most memory this process ever had, in megabytes; Linux."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return float(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+    print(process_memory("VmHWM") - before)
 
 
 def bench_speed(number: int, rounds: int) -> Row:

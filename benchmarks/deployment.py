@@ -1,8 +1,8 @@
 """Speed of compressed models in every runtime, side by side: `python -m benchmarks.deployment`.
 
-Every place (model, runtime, batch) is one interleaved run. Rows land in `deployment.json` as they are measured, so that
-the command can be stopped and started again; the page is `deployment.md`. Weights do not change speeds: DeiT-Small's
-are random. The scores are DeiT-Tiny's, on 256 real images. About half an hour on two cores.
+Every place (model, runtime, batch) is one interleaved run. Rows land in `deployment.json` and on the page,
+`deployment.md`, as they are measured, so that the command can be stopped and started again. Weights do not change
+speeds: DeiT-Small's are random. The scores are DeiT-Tiny's, on 256 real images. About half an hour on two cores.
 """
 
 import json
@@ -63,6 +63,7 @@ def measure(rows: list[Row]) -> None:
         )
         rows += [{"model": name, "keep": keep, "place": runtime, **asdict(row)} for row in result.rows]
         write_text(OUTPUT, json.dumps({"environment": result.environment, "rows": rows}, indent=1) + "\n")
+        write_text(OUTPUT.with_suffix(".md"), markdown(rows, result.environment))
         print(key, {row.contender: str(row.speedup or row.failure) for row in result.rows}, flush=True)
 
 
@@ -121,7 +122,6 @@ def _ratio(row: Row | None, field: str) -> str:
 def main() -> None:
     rows: list[Row] = json.loads(OUTPUT.read_text())["rows"] if OUTPUT.exists() else []
     measure(rows)
-    write_text(OUTPUT.with_suffix(".md"), markdown(rows, json.loads(OUTPUT.read_text())["environment"]))
 
 
 if __name__ == "__main__":

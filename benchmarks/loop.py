@@ -10,10 +10,9 @@ times, so that a checkpoint every fifty steps is in it.
 import copy
 import json
 import os
-import random
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from pmvit._cpu import keep_freed_memory
 from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
 from pmvit.loading import create_model
 from pmvit.models import adapter_for
-from pmvit.runtime.timing import Ratio
+from pmvit.runtime.timing import bootstrap
 from pmvit.training import FinetuneConfig
 from pmvit.training.loss import finetune_loss
 from pmvit.training.matrices import parameter_groups
@@ -101,16 +100,9 @@ def images(folder: Path) -> Path:
     return folder / "images"
 
 
-def ratio_of_sums(times: dict[str, list[float]], resamples: int = 1000) -> Ratio:
-    """How many times longer the loop takes, with a 95 % bootstrap interval over the pairs of times."""
-    pairs = list(zip(times["loop"], times["bare"], strict=True))
-    sampler = random.Random(0)  # noqa: S311  # resampling, not a secret
-
-    def ratio(chosen: list[tuple[float, float]]) -> float:
-        return sum(loop for loop, _ in chosen) / sum(bare for _, bare in chosen)
-
-    ratios = sorted(ratio(sampler.choices(pairs, k=len(pairs))) for _ in range(resamples))
-    return Ratio(ratio(pairs), ratios[int(0.025 * resamples)], ratios[int(0.975 * resamples) - 1])
+def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
+    """How many times longer the loop takes than the bare steps."""
+    return sum(loop for loop, _ in pairs) / sum(bare for _, bare in pairs)
 
 
 def measure(rounds: int) -> dict[str, Any]:
@@ -131,7 +123,7 @@ def measure(rounds: int) -> dict[str, Any]:
         finally:
             trainer.close()
     times = {what: seconds[2:] for what, seconds in held_up.times.items()}
-    ratio = ratio_of_sums(times)
+    ratio = bootstrap(list(zip(times["loop"], times["bare"], strict=True)), ratio_of_sums)
     return {"value": ratio.median, "low": ratio.low, "high": ratio.high, "times": times}
 
 

@@ -44,8 +44,8 @@ def _announces_amx() -> bool:
 def keep_freed_memory() -> bool:
     """Tell the C library to keep memory that was freed instead of giving it back, where it can be told (glibc).
 
-    PyTorch takes and frees buffers of megabytes with every operation; where each is new memory, the faults for its
-    pages cost eager PyTorch a quarter of its speed and more, by chance more for one model than for another.
+    PyTorch takes and frees buffers of megabytes with every operation; where each is new memory, eager PyTorch waits for
+    its pages, by chance more for one model than for another.
     """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -23,12 +23,17 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp's files are private; a saved model is as shared as its folder
+        make_shared(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_shared(temporary: Path) -> None:
+    """Give a temporary file, which is private, the rights of any new file: a saved model is as shared as its folder."""
+    umask = os.umask(0)
+    os.umask(umask)
+    temporary.chmod(0o666 & ~umask)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -194,6 +194,21 @@ def test_factor_keeps_the_product() -> None:
     assert len(remainder) == 3  # one for the pair, one for the scaled token, one for the pruned token
 
 
+@pytest.mark.parametrize("reconstruct", ["residual", "pinv"])
+def test_maps_of_full_matrices_keep_what_tokens_keep(reconstruct: str) -> None:
+    model: Any = small_vit()
+    small: Any = pmvit.compress(model, small_plan(model, reconstruct=reconstruct), learn="dense")
+    wrapper = small.blocks[1]
+    nn.init.normal_(wrapper.merge_weights, std=0.1)
+    nn.init.normal_(wrapper.reconstruct_weights, std=0.1)
+    maps = maps_of(wrapper)
+    kept = torch.eye(37) - maps.from_groups.float() @ maps.merge.float()
+    if reconstruct == "pinv":
+        kept = torch.diag(1 - wrapper.token_mask)
+    assert torch.allclose((maps.from_remainder @ maps.remainder).float(), kept, atol=1e-5)
+    assert len(maps.remainder) <= 37
+
+
 def test_a_token_that_is_never_read_again_is_dropped() -> None:
     identity = identity_maps(4)
     pruned = identity.merge[[0, 1, 2]]

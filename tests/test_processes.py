@@ -17,9 +17,14 @@ OPTIONS = ["--epochs", "3", "--batch-size", "8", "--lr", "1e-3", "--freeze-matri
 OPTIONS += ["--workers", "1", "--cpu", "--checkpoint-every", "5"]
 
 
-def launched(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
-    command += ["-m", "pmvit", *map(str, arguments)]
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node"]
+# What `accelerate launch` runs; as a module it starts where torchvision does not fit PyTorch, too.
+ACCELERATE = ["accelerate.commands.launch", "--cpu", "--num_machines", "1", "--mixed_precision", "no"]
+ACCELERATE += ["--dynamo_backend", "no", "--main_process_port", "0", "--num_processes"]
+
+
+def launched(processes: int, *arguments: object, launcher: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *launcher, str(processes), "-m", "pmvit", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
 
@@ -35,9 +40,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_two_processes_tune_as_one_does(start: tuple[Path, Path], tmp_path: Path) -> None:
     folder, pictures = start
-    result = launched(
-        2, "finetune", folder / "small", "--data", pictures, "--val", pictures, "-o", tmp_path / "two", *OPTIONS
-    )
+    images = ["--data", pictures, "--val", pictures]
+    result = launched(2, "finetune", folder / "small", *images, "-o", tmp_path / "two", *OPTIONS, launcher=ACCELERATE)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("tuned model:") == 1
     one = pmvit.load(folder / "small")
@@ -63,7 +67,9 @@ def test_two_processes_score_and_plan_as_one_does(start: tuple[Path, Path], tmp_
     folder, pictures = start
     arguments = ["--data", pictures, "--batch-size", 16, "--workers", 0]
     for processes in (1, 2):
-        result = launched(processes, "score", folder / "model", *arguments, "-o", tmp_path / f"{processes}.json")
+        result = launched(
+            processes, "score", folder / "model", *arguments, "-o", tmp_path / f"{processes}.json", launcher=TORCHRUN
+        )
         assert result.returncode == 0, result.stderr
     one, two = (pmvit.Scores.load(tmp_path / f"{processes}.json") for processes in (1, 2))
     assert torch.allclose(one.values, two.values, rtol=1e-4)
@@ -74,7 +80,8 @@ def test_two_processes_score_and_plan_as_one_does(start: tuple[Path, Path], tmp_
 
 def test_checkpoints_of_two_processes_are_whole(start: tuple[Path, Path], tmp_path: Path) -> None:
     folder, pictures = start
-    result = launched(2, "finetune", folder / "small", "--data", pictures, "-o", tmp_path, *OPTIONS[2:], "--epochs", 1)
+    options = ["--data", pictures, "-o", tmp_path, *OPTIONS[2:], "--epochs", 1]
+    result = launched(2, "finetune", folder / "small", *options, launcher=TORCHRUN)
     assert result.returncode == 0, result.stderr
     (last,) = [path for path in (tmp_path / "checkpoints").iterdir() if "00000008" in path.name]
     prefixes = {name.split("/")[0] for name in read_tensors(last)}

@@ -36,9 +36,6 @@ def export(
         typer.Option("--data", help="Images to compare on, and to calibrate on with --int8.", show_default=False),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise to eight bits (onnx, openvino).")] = False,
-    tokens: Annotated[
-        str, typer.Option("--tokens", help="`all` if tokens are read too, not only the logits.")
-    ] = "head",
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,26 +114,9 @@ def benchmark(
         typer.echo(result.to_json())
         return
     table = Table(show_edge=False, pad_edge=False)
-    for name in (
-        "runtime",
-        "batch",
-        "contender",
-        "GFLOPs",
-        "images/s",
-        "p95 ms",
-        "speed-up",
-        "of bound",
-        "efficiency",
-        "MB",
-    ):
+    for name in result.COLUMNS:
         table.add_column(name, justify="left" if name in ("runtime", "contender") else "right")
-    for row in result.rows:
-        cells = [row.runtime, str(row.batch), row.contender, f"{row.gflops:.2f}" if row.gflops else "-"]
-        if row.failure is not None:
-            table.add_row(*cells, "-", "-", row.failure)
-            continue
-        cells += [f"{row.throughput:.1f}", f"{1000 * (row.p95 or 0):.1f}", str(row.speedup)]
-        cells += [str(row.of_bound or "-"), f"{row.efficiency:.2f}", f"{row.memory:.0f}" if row.memory else "-"]
+    for cells in result.cells():
         table.add_row(*cells)
     Console(width=max(console.width, 124)).print(table)  # rather cut by a narrow terminal than broken into pieces
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,29 @@ class Benchmark:
 
     rows: list[Row]
     environment: dict[str, Any] = field(default_factory=dict)
+    COLUMNS: ClassVar = (
+        *("runtime", "batch", "contender", "GFLOPs", "images/s", "p50 ms", "p95 ms", "speed-up", "of bound"),
+        *("efficiency", "MB"),
+    )
+
+    def cells(self) -> list[list[str]]:
+        """The rows as text, under `COLUMNS`; a contender that did not run says why in place of its speed-up."""
+        return [
+            [
+                row.runtime,
+                str(row.batch),
+                row.contender,
+                _cell(row.gflops, "{:.2f}"),
+                _cell(row.throughput, "{:.1f}"),
+                _cell(row.p50, "{:.1f}", 1e3),
+                _cell(row.p95, "{:.1f}", 1e3),
+                _cell(row.speedup) if row.failure is None else f"does not run: {row.failure}",
+                _cell(row.of_bound),
+                _cell(row.efficiency, "{:.2f}"),
+                _cell(row.memory, "{:.0f}"),
+            ]
+            for row in self.rows
+        ]
 
     def to_json(self) -> str:
         return (
@@ -88,18 +111,10 @@ class Benchmark:
             f"{said}. Ratios are medians over rounds in which all contenders of a runtime take turns, with 95 % "
             "bootstrap intervals.",
             "",
-            "| runtime | batch | contender | GFLOPs | images/s | p50 ms | p95 ms | speed-up | of bound | efficiency "
-            "| MB |",
-            "|---|---|---|---|---|---|---|---|---|---|---|",
+            f"| {' | '.join(self.COLUMNS)} |",
+            f"|{'---|' * len(self.COLUMNS)}",
         ]
-        for row in self.rows:
-            cells = [row.runtime, str(row.batch), row.contender, _cell(row.gflops, "{:.2f}")]
-            if row.failure is not None:
-                lines.append(f"| {' | '.join(cells)} | does not run: {row.failure} | | | | | | |")
-                continue
-            cells += [_cell(row.throughput, "{:.1f}"), _cell(row.p50, "{:.1f}", 1e3), _cell(row.p95, "{:.1f}", 1e3)]
-            cells += [_cell(row.speedup), _cell(row.of_bound), _cell(row.efficiency, "{:.2f}")]
-            lines.append(f"| {' | '.join([*cells, _cell(row.memory, '{:.0f}')])} |")
+        lines += [f"| {' | '.join(cells)} |" for cells in self.cells()]
         return "\n".join(lines) + "\n"
 
     def write(self, folder: Path) -> None:
@@ -192,6 +207,7 @@ def benchmark(
 
 def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: int | None = None) -> Benchmark:
     """What the operations cost where nothing is compressed (the paper's Table IV), in eager PyTorch."""
+    model = copy.deepcopy(model).to("cpu", torch.float32)
     placed = with_operations_in_place(model)
     whole = original(model, "eager")
     models = {
@@ -261,7 +277,7 @@ def _one_place(
     runs: dict[str, Run] = {}
     failures: dict[str, str] = {}
     peaks: dict[str, float | None] = {}
-    costs: dict[str, float | None] = {}
+    costs: dict[str, float] = {}
     target = "eager" if runtime == "eager" else RUNTIMES[runtime].target if runtime in RUNTIMES else "graph"
     for number, (name, make) in enumerate(makers.items()):
         try:
@@ -286,7 +302,6 @@ def _one_place(
             continue
         seconds = times[name]
         ratio = speedup(times, name, "original")
-        fewer = (costs["original"] or 0.0) / (costs[name] or 1.0)
         rows.append(
             Row(
                 name,
@@ -298,7 +313,7 @@ def _one_place(
                 p95=statistics.quantiles(seconds, n=20, method="inclusive")[-1],
                 speedup=ratio,
                 of_bound=speedup(times, name, "bound") if "bound" in runs else None,
-                efficiency=ratio.median / fewer,
+                efficiency=ratio.median * costs[name] / costs["original"],
                 memory=peaks.get(name),
             )
         )

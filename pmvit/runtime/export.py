@@ -2,7 +2,6 @@
 
 import copy
 import math
-import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from pmvit._modes import check_trainable, evaluation_mode
 from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
+from pmvit.files import make_shared
 from pmvit.models import adapter_for
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.quantize import QUANTIZERS
@@ -115,7 +115,7 @@ def export(
         files = [file for file in Path(folder).iterdir() if file.is_file()]
         megabytes = sum(file.stat().st_size for file in files) / 1e6
         for file in sorted(files, key=lambda file: file == written):  # the file itself last
-            file.chmod(0o666 & ~_umask())
+            make_shared(file)
             file.replace(path.parent / file.name)
     return Exported(path, runtime.name, len(compared), max_error, agreement, int8, megabytes)
 
@@ -189,9 +189,3 @@ def _run(run: Run, images: Tensor, size: int | None) -> Tensor:
 def _first_line(error: Exception) -> str:
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text[:300]}"
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask

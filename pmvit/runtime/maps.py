@@ -78,18 +78,22 @@ def maps_of(wrapper: PruneMerge) -> BlockMaps:
         kept = torch.diag(1 - wrapper.token_mask.cpu().double())
     else:
         kept = torch.eye(len(back), dtype=torch.float64) - back @ merge
-    from_remainder, remainder = factor(kept, merge)
+    if wrapper.learn == "dense":  # its groups may overlap: no row says anything about another
+        is_carried = (kept.abs() >= EXACT).any(1)
+        from_remainder, remainder = torch.eye(len(back), dtype=torch.float64)[:, is_carried], kept[is_carried]
+    else:
+        from_remainder, remainder = factor(kept, merge)
     return BlockMaps(merge, remainder, back, from_remainder)
 
 
 def factor(kept: Tensor, merge: Tensor) -> tuple[Tensor, Tensor]:
-    """Write what tokens keep by themselves, `C`, as `P E` with few rows of `E`, and such that tables change little.
+    """Write what tokens of disjoint groups keep by themselves, `C`, as `P E` with few rows of `E` that change little.
 
     A pruned token is carried as it is. Of a group, the differences of its members to one of them are carried: they say
     all there is to say where the weights in M and R multiply to one, and two tokens that stay together in the next
     block have the same difference there, a copy. Otherwise that one token is carried too.
     """
-    kept = torch.where(kept.abs() < EXACT, 0.0, kept)
+    kept = _clean(kept)
     identity = torch.eye(len(kept), dtype=torch.float64)
     expand, remainder = [], []
     is_grouped = (merge != 0).any(0)
@@ -169,4 +173,5 @@ def _two_factors(enter: Tensor, leave: Tensor, drop_dead: bool) -> tuple[Tensor,
 
 
 def _clean(matrix: Tensor) -> Tensor:
+    """Without what is a rounding error."""
     return torch.where(matrix.abs() < EXACT, 0.0, matrix)

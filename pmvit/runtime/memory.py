@@ -54,7 +54,7 @@ def _measure(place: Place, shape: tuple[int, ...], threads: int) -> float:
     images = torch.zeros(shape)
     if place.file is not None:
         RUNTIMES[place.runtime].check()
-    before = _status("VmRSS")
+    before = process_memory("VmRSS")
     if place.file is not None:
         run = RUNTIMES[place.runtime].open(place.file, threads)
     else:
@@ -66,9 +66,10 @@ def _measure(place: Place, shape: tuple[int, ...], threads: int) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
     for _ in range(3):
         run(images)
-    return _status("VmHWM") - before
+    return process_memory("VmHWM") - before
 
 
-def _status(name: str) -> float:
+def process_memory(name: str) -> float:
+    """Megabytes of this process as Linux counts them: `VmRSS` now, `VmHWM` at the most."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024

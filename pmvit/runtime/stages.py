@@ -1,5 +1,6 @@
 """Modules that run a chain of tables (see `maps`): hand-overs in three forms, and the blocks between them."""
 
+from abc import ABC, abstractmethod
 from typing import Literal, cast
 
 import torch
@@ -8,13 +9,11 @@ from torch import Tensor, nn
 from pmvit.prune_merge import PruneMerge, SparseRows, segment_sum
 
 Form = Literal["segment", "gather", "matmul"]
-# What a multiply-add of a product costs, in moves of a number through memory. With it, `gather` comes out ahead of
-# `matmul` on the tables of DeiT-Small at keep 0.6, as it was measured there: by 1 % of the whole model on OpenVINO, by
-# 5 % on ONNX Runtime, at batch 1.
-MULTIPLY = 1 / 32
+MULTIPLY = 1 / 32  # what a multiply-add of a product costs, in moves of a number through memory
+SEGMENT_ENTRY = 1 / 2  # what an entry of a segment sum costs, likewise
 
 
-class HandOver(nn.Module):
+class HandOver(nn.Module, ABC):
     """A constant sparse matrix from one table to the next; its input and output each come in two parts.
 
     A table is the tokens a block leaves and what is carried past it, each of shape (batch, rows, width).
@@ -34,8 +33,13 @@ class HandOver(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.num_outputs} tokens -> {self.num_tokens} tokens + {self.num_carried} carried"
 
+    @abstractmethod
     def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError
+        """The tokens and the carried rows of the next table."""
+
+
+def _table(outputs: Tensor, carried: Tensor | None) -> Tensor:
+    return outputs if carried is None else torch.cat([outputs, carried], dim=1)
 
 
 class Matmul(HandOver):
@@ -48,7 +52,7 @@ class Matmul(HandOver):
         self.register_buffer("matrix", matrix.float(), persistent=False)
 
     def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        table = outputs if carried is None else torch.cat([outputs, carried], dim=1)
+        table = _table(outputs, carried)
         matrix = self.matrix.to(table.dtype)
         tokens = torch.matmul(matrix[: self.num_tokens], table)
         return tokens, torch.matmul(matrix[self.num_tokens :], table) if self.num_carried else None
@@ -83,7 +87,7 @@ class Gather(HandOver):
         self.register_buffer("sources", sources, persistent=False)
 
     def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        table = outputs if carried is None else torch.cat([outputs, carried], dim=1)
+        table = _table(outputs, carried)
         if self.mixing.numel():
             read = table.index_select(1, self.mixed_rows).unflatten(1, (len(self.mixing), -1))
             mixed = torch.matmul(self.mixing.to(table.dtype), read).flatten(1, 2)
@@ -210,7 +214,6 @@ def _buffer(outputs: Tensor, carried: Tensor | None) -> Tensor:
 
 
 FORMS: dict[Form, type[HandOver]] = {"segment": Segment, "gather": Gather, "matmul": Matmul}
-SEGMENT_ENTRY = 1 / 2  # of a segment sum, which was fastest by far in eager PyTorch
 
 
 def cheapest_form(matrix: Tensor, in_eager: bool) -> Form:

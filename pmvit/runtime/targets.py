@@ -8,6 +8,7 @@ import importlib
 import io
 import logging
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -24,7 +25,7 @@ Run = Callable[[Tensor], Tensor]
 OPSET = 20  # the first with Gelu, which runtimes then need not recognise in five operators
 
 
-class Runtime:
+class Runtime(ABC):
     """One way to run a model.
 
     Attributes:
@@ -55,13 +56,13 @@ class Runtime:
                     f"pip install 'pmvit[{self.extra}]'"
                 ) from None
 
+    @abstractmethod
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
         """Write the model for batches like `images`, or for any batch size."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open(self, path: Path, threads: int) -> Run:
         """Open what `write` wrote."""
-        raise NotImplementedError
 
 
 def _exported(model: nn.Module, images: Tensor, any_batch: bool) -> Any:
@@ -245,6 +246,8 @@ class LiteRt(Runtime):
 
 
 def inferring(module: Callable[[Tensor], Tensor]) -> Run:
+    """A PyTorch module as the other runtimes are: called in inference mode."""
+
     def run(images: Tensor) -> Tensor:
         with torch.inference_mode():
             return module(images)

@@ -3,9 +3,9 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,11 @@ from pmvit._modes import evaluation_mode
 from pmvit.compress import compress
 from pmvit.planning import Plan
 
+T = TypeVar("T")
+
 
 class Ratio(NamedTuple):
-    """How many times faster than the baseline: the median over rounds and a 95 % bootstrap interval of it."""
+    """How many times faster than the baseline, as a rule the median over rounds, and its 95 % bootstrap interval."""
 
     median: float
     low: float
@@ -46,9 +48,14 @@ def interleave(contenders: Mapping[str, Callable[[], object]], rounds: int, warm
 def speedup(times: Mapping[str, list[float]], contender: str, baseline: str, resamples: int = 1000) -> Ratio:
     """Median over the rounds of baseline time / contender time, with its bootstrap interval."""
     ratios = [base / own for base, own in zip(times[baseline], times[contender], strict=True)]
+    return bootstrap(ratios, statistics.median, resamples)
+
+
+def bootstrap(values: Sequence[T], statistic: Callable[[Sequence[T]], float], resamples: int = 1000) -> Ratio:
+    """A statistic of values with its 95 % bootstrap interval."""
     sampler = random.Random(0)  # noqa: S311  # resampling, not a secret
-    medians = sorted(statistics.median(sampler.choices(ratios, k=len(ratios))) for _ in range(resamples))
-    return Ratio(statistics.median(ratios), medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1])
+    found = sorted(statistic(sampler.choices(values, k=len(values))) for _ in range(resamples))
+    return Ratio(statistic(values), found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1])
 
 
 def compare(models: Mapping[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
