@@ -1,6 +1,7 @@
 """Multiply-accumulates and parameters, counted on the graph that really runs."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -23,12 +24,18 @@ def _embedding_bag_flop(table: Any, indices: Any, *args: Any, out_shape: Any = N
     return 2 * int(indices[0]) * int(table[1])
 
 
-# PyTorch's counter knows neither the CPU's fused attention nor segment sums.
+def _packed_linear_flop(rows: Any, weight: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return int(2 * prod(rows) * weight[0])
+
+
+# PyTorch's counter knows neither the CPU's fused attention nor segment sums, nor products with packed weights.
 _FORMULAS = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention_flop,
     aten._embedding_bag: _embedding_bag_flop,
     aten._embedding_bag_forward_only: _embedding_bag_flop,
 }
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    _FORMULAS[torch.ops.mkldnn._linear_pointwise] = _packed_linear_flop
 _ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu,
     aten._scaled_dot_product_flash_attention,

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 PRUNED = -1  # the group of a token that is in no group
@@ -78,7 +77,9 @@ def repeat_rows(rows: SparseRows, batch: int, count: int) -> SparseRows:
 
 def segment_sum(table: Tensor, rows: SparseRows, weights: Tensor) -> Tensor:
     """Multiply a sparse matrix with a (tokens, width) table: one weighted sum a row, in one kernel."""
-    return F.embedding_bag(rows.columns, table, rows.offsets, mode="sum", per_sample_weights=weights.to(table.dtype))
+    weights = weights if weights.dtype == table.dtype else weights.to(table.dtype)
+    # What `F.embedding_bag(..., mode="sum")` calls; its checks would take as long as the sum itself.
+    return torch.embedding_bag(table, rows.columns, rows.offsets, False, 0, False, weights)[0]
 
 
 def merge(tokens: Tensor, matrix: Tensor | SparseRows, weights: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import pmvit
-from pmvit.models.timm_inference import SplitAttention
+from pmvit.models.inference import PartialBlock
 from pmvit.runtime.contenders import CONTENDERS, contender, with_operations_in_place
 from tests.helpers import small_plan, small_vit
 
@@ -97,15 +97,11 @@ def test_other_hosts_run_and_what_cannot_is_a_row(host: str) -> None:
     assert "does not run: PmvitError: expected a timm VisionTransformer" in result.to_markdown()
 
 
-def test_graph_contenders_have_the_same_blocks(small: Any) -> None:
-    for name in ("original", "compressed", "optimized", "bound", "direct"):
-        model: Any = contender(name, small, "graph")
-        inside = [module for module in model.modules() if isinstance(module, SplitAttention)]
-        assert len(inside) == 3
-        with torch.inference_mode():
-            if name == "original":
-                images = torch.randn(2, 3, 96, 96)
-                assert torch.allclose(model(images), small_vit()(images), atol=1e-4)
+def test_only_the_optimised_have_other_blocks_than_the_library(small: Any) -> None:
+    for name in CONTENDERS:
+        model = contender(name, small, "graph")
+        rewritten = [module for module in model.modules() if isinstance(module, PartialBlock)]
+        assert len(rewritten) == (3 if name in ("optimized", "original-optimized") else 0)
 
 
 def test_overhead_has_everything_in_place_and_changes_nothing(small: Any) -> None:

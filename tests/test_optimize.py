@@ -1,5 +1,6 @@
 """Deployment passes: each exact, alone and together, on every kind of model they meet."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,12 +8,15 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.models.timm_inference import PartialBlock
+from pmvit.models import packed
+from pmvit.models.inference import FewQueries, FlatBlock, PartialBlock, SplitAttention
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.maps import chain, factor, identity_maps, maps_of
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.stages import Matmul, Stage, cheapest_form, pack
 from tests.helpers import small_plan, small_vit
+
+from timm.models.vision_transformer import LayerScale  # isort: skip  # after pmvit, which lets torchvision import
 
 HOSTS: dict[str, dict[str, Any]] = {
     "vit_tiny_patch16_224": {},
@@ -32,7 +36,8 @@ PASSES: dict[str, dict[str, Any]] = {
     "last-block shortcut alone": {"drop_dead": False, "fuse": False},
     "dead-token removal alone": {"shortcut": False, "fuse": False},
     "fused hand-over alone": {"shortcut": False, "drop_dead": False},
-    "none": {"shortcut": False, "drop_dead": False, "fuse": False},
+    "rewritten blocks alone": {"shortcut": False, "drop_dead": False, "fuse": False},
+    "none": {"rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False},
 }
 
 
@@ -73,7 +78,7 @@ def test_each_pass_does_something_alone() -> None:
         rows = [[h.num_tokens + h.num_carried for h in stage.hand_over] for stage in fast.blocks]
         return [stage.block.num_outputs for stage in fast.blocks], rows
 
-    outputs, rows = counts(**PASSES["none"])
+    outputs, rows = counts(**PASSES["rewritten blocks alone"])
     shortcut, same_rows = counts(**PASSES["last-block shortcut alone"])
     assert (shortcut[:-1], same_rows) == (outputs[:-1], rows)
     assert shortcut[-1] == 1 < outputs[-1]
@@ -238,3 +243,44 @@ def test_an_optimised_model_is_not_taken_for_another() -> None:
             wrong()
     with pytest.raises(pmvit.PmvitError, match="form: expected auto or segment or gather or matmul, got 'magic'"):
         pmvit.optimize_for_inference(small, form="magic")
+
+
+def test_packed_weights_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "LEAST_WIDTH", 48)
+    small = pmvit.compress(small_vit(), small_plan(small_vit()))
+    fast: Any = check(small)
+    block = next(module for module in fast.modules() if isinstance(module, FlatBlock))
+    if not packed.can_pack(block.output_weight):
+        pytest.skip("this PyTorch has no oneDNN")
+    assert block.qkv_weight.is_mkldnn
+    assert "qkv_weight" not in dict(block.named_parameters())  # held once
+    with torch.inference_mode():
+        expected = small(images())
+        twin = copy.deepcopy(fast)
+        assert torch.allclose(twin(images()), expected, rtol=0, atol=1e-4)
+        twin.double()
+        assert torch.allclose(twin(images().double()), small.double()(images().double()), rtol=0, atol=1e-6)
+        assert torch.allclose(fast(images()), expected, rtol=0, atol=1e-4)
+    monkeypatch.setattr(packed, "LEAST_WIDTH", 384)
+    assert pmvit.flops(fast).macs == pmvit.flops(optimize_for_inference(small.float())).macs
+
+
+def test_each_block_has_the_attention_that_suits_it() -> None:
+    small = pmvit.compress(small_vit(), small_plan(small_vit()))
+
+    def inside(model: Any) -> list[type]:
+        return [type(getattr(stage.block, "attention", stage.block)) for stage in model.blocks]
+
+    assert inside(check(small, drop_dead=False)) == [FlatBlock, FlatBlock, FewQueries]
+    assert inside(check(small, target="onnx")) == [SplitAttention, SplitAttention, FewQueries]
+    normed = small_vit(qk_norm=True)  # keys that are normalised have to be computed
+    assert inside(check(pmvit.compress(normed, small_plan(normed)))) == [SplitAttention] * 3
+    distilled = small_vit("deit_tiny_distilled_patch16_224", num_heads=24)  # too many rows to ask with
+    assert inside(check(pmvit.compress(distilled, small_plan(distilled))))[-1] is SplitAttention
+
+
+def test_layer_scales_are_folded() -> None:
+    model = small_vit(init_values=0.3)
+    for target in ("eager", "graph"):
+        fast = check(pmvit.compress(model, small_plan(model)), target=target)
+        assert not any(isinstance(module, LayerScale) for module in fast.modules())

@@ -104,12 +104,13 @@ class Adapter:
         return None
 
     def inference_block(
-        self, block: nn.Module, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
+        self, block: nn.Module, num_tokens: int, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
     ) -> nn.Module:
         """A block for inference alone that computes its first `num_outputs` tokens, with keys and values of all.
 
         Args:
             block: One for which `computes_partly` is true.
+            num_tokens: How many tokens it gets.
             num_outputs: How many tokens to compute.
             bias: To add to the attention scores of each token, if any.
             target: What is to run it.

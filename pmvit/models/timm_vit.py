@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
 from pmvit.models.adapter import Adapter, HostChange, Target, TokenLayout, register, select_tokens
-from pmvit.models.timm_inference import PartialBlock, is_plain
+from pmvit.models.inference import inference_block
+from pmvit.models.timm_inference import is_plain, parts_of
 from pmvit.prune_merge import PruneMerge
 
 Host = Any  # timm's models: nn.Modules whose attributes have no types
@@ -91,9 +92,9 @@ class TimmViT(Adapter):
         return is_plain(block)
 
     def inference_block(
-        self, block: nn.Module, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
+        self, block: nn.Module, num_tokens: int, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
     ) -> nn.Module:
-        return PartialBlock(block, num_outputs, bias, target, inplace)
+        return inference_block(parts_of(block), num_tokens, num_outputs, bias, target, inplace)
 
     @contextmanager
     def for_scoring(self, model: Host) -> Iterator[None]:

@@ -19,14 +19,13 @@ from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.stages import Narrowed
 
 State = Tensor | tuple[Tensor, Tensor]
-NO_PASSES: dict[str, Any] = {"tokens": "all", "shortcut": False, "drop_dead": False, "fuse": False}
+NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
 
 
 def original(model: nn.Module, target: Target) -> nn.Module:
-    """The same weights, uncompressed. For graphs, its blocks are written as those of the others are."""
+    """The same weights, uncompressed: the model as its library has it."""
     model = copy.deepcopy(model)
-    model = decompress(model) if compression_of(model) is not None else model
-    return model if target == "eager" else optimize_for_inference(model, target=target, **NO_PASSES)
+    return decompress(model) if compression_of(model) is not None else model
 
 
 def original_optimized(model: nn.Module, target: Target) -> nn.Module:
@@ -47,12 +46,12 @@ def optimized(model: nn.Module, target: Target) -> nn.Module:
 def bound(model: nn.Module, target: Target) -> nn.Module:
     """The equal-token bound: as many tokens in each block, sliced away, with nothing merged and nothing reconstructed.
 
-    It computes nothing of use, and says what fewer tokens can bring in a runtime.
+    It computes nothing of use, and says what fewer tokens can bring in a runtime. Its blocks are the original's.
     """
     model = copy.deepcopy(model)
     names = adapter_for(model).block_names(model)
     for name in names:
-        block, tokens = _inside(model, name, target)
+        block, tokens = _inside(model, name)
         model.set_submodule(name, _Sliced(block, tokens.numel(), name == names[-1]))
     return model
 
@@ -61,12 +60,12 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
     """The paper's "Direct" operation (Table IV): take the kept tokens out, run the block, put them back."""
     model = copy.deepcopy(model)
     for name in adapter_for(model).block_names(model):
-        block, tokens = _inside(model, name, target)
+        block, tokens = _inside(model, name)
         model.set_submodule(name, _TakenOut(block, tokens))
     return model
 
 
-def _inside(model: nn.Module, name: str, target: Target) -> tuple[nn.Module, Tensor]:
+def _inside(model: nn.Module, name: str) -> tuple[nn.Module, Tensor]:
     """What a compressed block runs inside, on as many tokens as it has groups, and which tokens those are."""
     adapter = adapter_for(model)
     block = model.get_submodule(name)
@@ -74,8 +73,6 @@ def _inside(model: nn.Module, name: str, target: Target) -> tuple[nn.Module, Ten
     if isinstance(block, PruneMerge):
         tokens = block.centres
         block = block.block if adapter.computes_partly(block.block) else Narrowed(block)
-    if target != "eager" and adapter.computes_partly(block):
-        block = adapter.inference_block(block, tokens.numel(), None, target, inplace=False)
     return block, tokens
 
 

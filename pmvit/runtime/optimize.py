@@ -2,6 +2,7 @@
 
 Every pass is exact; together they make a compressed model run on little more than the tokens it kept:
 
+- *rewritten blocks*: a plain block is put together anew for what runs it (see `models.inference`);
 - *last-block shortcut*: where the head reads only prefix tokens, the last block computes only those;
 - *dead-token removal*: what no later block and no head depends on is neither computed nor carried;
 - *fused hand-over*: leaving a block and entering the next is one constant matrix (see `maps`);
@@ -36,6 +37,7 @@ class InferenceConfig:
             `onnx` for ONNX, which has no fused attention that all runtimes know.
         tokens: `head` if only what the head reads is needed of the last block; `all` if tokens are read too, as by a
             segmentation decoder.
+        rewrite: Put plain blocks together anew; without, the next two have no blocks to work on.
         shortcut: Compute of the last block only what the head reads.
         drop_dead: Leave out what nothing depends on.
         fuse: Leave a block and enter the next in one matrix.
@@ -44,6 +46,7 @@ class InferenceConfig:
 
     target: Target = "eager"
     tokens: Literal["head", "all"] = "head"
+    rewrite: bool = True
     shortcut: bool = True
     drop_dead: bool = True
     fuse: bool = True
@@ -73,7 +76,10 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     model = copy.deepcopy(model).eval().requires_grad_(False)
     read = adapter.tokens_read(model) if config.tokens == "head" else None
     num_read = layout.num_tokens if read is None else read
-    parts = [_part(adapter, model.get_submodule(name), read is not None and name == names[-1]) for name in names]
+    parts = [
+        _part(adapter, model.get_submodule(name), config.rewrite, read is not None and name == names[-1])
+        for name in names
+    ]
     tables = chain(
         [maps_of(part.wrapper) if part.wrapper is not None else identity_maps(layout.num_tokens) for part in parts],
         torch.arange(num_read),
@@ -90,7 +96,7 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
             has_bias = part.wrapper is not None and part.wrapper.log_sizes is not None
             bias = part.wrapper.log_sizes[step.order] if has_bias else None
             inplace = config.target == "eager" and (bool(hand_over) or name != names[0])
-            block = adapter.inference_block(block, step.num_outputs, bias, config.target, inplace)
+            block = adapter.inference_block(block, step.num_tokens, step.num_outputs, bias, config.target, inplace)
         elif part.wrapper is not None:
             block = Narrowed(part.wrapper)
         num_inputs, num_outputs = num_outputs, step.num_outputs
@@ -112,15 +118,15 @@ class _Part(NamedTuple):
     computes_partly: bool
 
 
-def _part(adapter: Adapter, block: nn.Module, feeds_head: bool) -> _Part:
+def _part(adapter: Adapter, block: nn.Module, rewrite: bool, feeds_head: bool) -> _Part:
     """Open a compressed block.
 
     Full learned matrices would only grow if they were multiplied: such a block is left as it is, unless it is the last
     one, of whose reconstruction nothing remains but the prefix tokens.
     """
     if not isinstance(block, PruneMerge):
-        return _Part(block, None, adapter.computes_partly(block))
-    computes_partly = adapter.computes_partly(block.block)
+        return _Part(block, None, rewrite and adapter.computes_partly(block))
+    computes_partly = rewrite and adapter.computes_partly(block.block)
     if block.learn == "dense" and not (feeds_head and computes_partly):
         return _Part(block, None, False)
     return _Part(block.block, block, computes_partly)

@@ -13,10 +13,55 @@ MULTIPLY = 1 / 32  # what a multiply-add of a product costs, in moves of a numbe
 SEGMENT_ENTRY = 1 / 2  # what an entry of a segment sum costs, likewise
 
 
-class HandOver(nn.Module, ABC):
-    """A constant sparse matrix from one table to the next; its input and output each come in two parts.
+class Table:
+    """Tokens a block runs on and rows carried past it, each of shape (batch, rows, width).
 
-    A table is the tokens a block leaves and what is carried past it, each of shape (batch, rows, width).
+    In eager PyTorch both lie in one buffer, first all tokens of all images, then all carried rows, so that both parts
+    are contiguous. A block that adds to its tokens in place leaves the buffer ready for the next hand-over; after
+    other blocks the parts have to be put side by side again.
+    """
+
+    __slots__ = ("_buffer", "_carried", "tokens")
+
+    def __init__(self, tokens: Tensor, carried: Tensor | None = None, buffer: Tensor | None = None) -> None:
+        self.tokens = tokens
+        self._carried = carried
+        self._buffer = buffer
+
+    @staticmethod
+    def lying_in(buffer: Tensor, batch: int, num_tokens: int) -> "Table":
+        """The table in a (rows, width) buffer."""
+        tokens = buffer.narrow(0, 0, batch * num_tokens).view(batch, num_tokens, -1)
+        return Table(tokens, None, buffer)
+
+    @property
+    def carried(self) -> Tensor | None:
+        if self._buffer is None:
+            return self._carried
+        batch, num_tokens, width = self.tokens.shape
+        rest = self._buffer[batch * num_tokens :]
+        return rest.view(batch, -1, width) if len(rest) else None
+
+    def after_block(self, outputs: Tensor) -> "Table":
+        """The table with what a block made of its tokens."""
+        return self if outputs is self.tokens else Table(outputs, self.carried)
+
+    def rows(self) -> Tensor:
+        """Tokens and carried rows of each image, one after the other: (batch, rows, width)."""
+        carried = self.carried
+        return self.tokens if carried is None else torch.cat([self.tokens, carried], dim=1)
+
+    def buffer(self) -> Tensor:
+        """All tokens of all images, then all carried rows: (rows, width)."""
+        if self._buffer is not None:
+            return self._buffer
+        width = self.tokens.shape[-1]
+        tokens = self.tokens.reshape(-1, width)
+        return tokens if self._carried is None else torch.cat([tokens, self._carried.reshape(-1, width)])
+
+
+class HandOver(nn.Module, ABC):
+    """A constant sparse matrix from one table to the next.
 
     Args:
         matrix: From the rows of the one table to those of the next.
@@ -34,12 +79,8 @@ class HandOver(nn.Module, ABC):
         return f"{self.num_outputs} tokens -> {self.num_tokens} tokens + {self.num_carried} carried"
 
     @abstractmethod
-    def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The tokens and the carried rows of the next table."""
-
-
-def _table(outputs: Tensor, carried: Tensor | None) -> Tensor:
-    return outputs if carried is None else torch.cat([outputs, carried], dim=1)
+    def forward(self, table: Table) -> Table:
+        """The next table."""
 
 
 class Matmul(HandOver):
@@ -51,11 +92,11 @@ class Matmul(HandOver):
         super().__init__(matrix, num_outputs, num_tokens)
         self.register_buffer("matrix", matrix.float(), persistent=False)
 
-    def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        table = _table(outputs, carried)
-        matrix = self.matrix.to(table.dtype)
-        tokens = torch.matmul(matrix[: self.num_tokens], table)
-        return tokens, torch.matmul(matrix[self.num_tokens :], table) if self.num_carried else None
+    def forward(self, table: Table) -> Table:
+        rows = table.rows()
+        matrix = self.matrix.to(rows.dtype)
+        tokens = torch.matmul(matrix[: self.num_tokens], rows)
+        return Table(tokens, torch.matmul(matrix[self.num_tokens :], rows) if self.num_carried else None)
 
 
 class Gather(HandOver):
@@ -86,14 +127,14 @@ class Gather(HandOver):
         self.register_buffer("mixing", mixing, persistent=False)
         self.register_buffer("sources", sources, persistent=False)
 
-    def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        table = _table(outputs, carried)
+    def forward(self, table: Table) -> Table:
+        rows = table.rows()
         if self.mixing.numel():
-            read = table.index_select(1, self.mixed_rows).unflatten(1, (len(self.mixing), -1))
-            mixed = torch.matmul(self.mixing.to(table.dtype), read).flatten(1, 2)
-            table = torch.cat([table, mixed], dim=1)
-        tokens = table.index_select(1, self.sources[: self.num_tokens])
-        return tokens, table.index_select(1, self.sources[self.num_tokens :]) if self.num_carried else None
+            read = rows.index_select(1, self.mixed_rows).unflatten(1, (len(self.mixing), -1))
+            mixed = torch.matmul(self.mixing.to(rows.dtype), read).flatten(1, 2)
+            rows = torch.cat([rows, mixed], dim=1)
+        tokens = rows.index_select(1, self.sources[: self.num_tokens])
+        return Table(tokens, rows.index_select(1, self.sources[self.num_tokens :]) if self.num_carried else None)
 
 
 def _is_copy(matrix: Tensor) -> Tensor:
@@ -140,12 +181,7 @@ def _chunks_cost(chunks: list[Chunk]) -> float:
 
 
 class Segment(HandOver):
-    """One weighted sum a row, all in one kernel (`segment_sum`): best in eager PyTorch.
-
-    Tokens and carried rows of all images lie in one buffer, first all tokens, then all carried rows, so that both
-    parts are contiguous. A block that adds to its tokens in place leaves the buffer ready for the next hand-over;
-    other blocks cost a copy.
-    """
+    """One weighted sum a row, all in one kernel (`segment_sum`): best in eager PyTorch."""
 
     columns: Tensor
     sizes: Tensor
@@ -162,13 +198,10 @@ class Segment(HandOver):
         self._token_entries = int((rows < num_tokens).sum())
         self._made: tuple[object, SparseRows, Tensor] | None = None
 
-    def forward(self, outputs: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        batch, _, width = outputs.shape
-        rows, weights = self._for_batch(batch, outputs)
-        result = segment_sum(_buffer(outputs, carried), rows, weights)
-        split = batch * self.num_tokens
-        tokens = result[:split].view(batch, -1, width)
-        return tokens, result[split:].view(batch, -1, width) if self.num_carried else None
+    def forward(self, table: Table) -> Table:
+        batch = table.tokens.shape[0]
+        rows, weights = self._for_batch(batch, table.tokens)
+        return Table.lying_in(segment_sum(table.buffer(), rows, weights), batch, self.num_tokens)
 
     def _for_batch(self, batch: int, table: Tensor) -> tuple[SparseRows, Tensor]:
         """Rows and weights for this batch size; those of the last one are kept."""
@@ -195,24 +228,6 @@ class Segment(HandOver):
         return SparseRows(columns, torch.cumsum(sizes, 0) - sizes), weights
 
 
-def _buffer(outputs: Tensor, carried: Tensor | None) -> Tensor:
-    """Both parts as one (rows, width) table, without a copy where they lie side by side already."""
-    width = outputs.shape[-1]
-    if carried is None:
-        return outputs.reshape(-1, width)
-    is_side_by_side = (
-        not torch.compiler.is_compiling()
-        and outputs.is_contiguous()
-        and outputs.untyped_storage().data_ptr() == carried.untyped_storage().data_ptr()
-        and carried.storage_offset() == outputs.storage_offset() + outputs.numel()
-    )
-    if is_side_by_side:
-        return outputs.as_strided(
-            ((outputs.numel() + carried.numel()) // width, width), (width, 1), outputs.storage_offset()
-        )
-    return torch.cat([outputs.reshape(-1, width), carried.reshape(-1, width)])
-
-
 FORMS: dict[Form, type[HandOver]] = {"segment": Segment, "gather": Gather, "matmul": Matmul}
 
 
@@ -229,9 +244,6 @@ def cheapest_form(matrix: Tensor, in_eager: bool) -> Form:
     return min(costs, key=lambda form: costs[form])
 
 
-State = Tensor | tuple[Tensor, Tensor | None]
-
-
 class Stage(nn.Module):
     """A hand-over and the block after it. The first stage takes tokens; the last, which hands over to the head, returns
     them; what travels in between are tables.
@@ -246,20 +258,21 @@ class Stage(nn.Module):
         self.block = block
         self.to_head = nn.ModuleList(to_head) if to_head is not None else None
 
-    def forward(self, state: State, **arguments: object) -> State:
-        tokens, carried = state if isinstance(state, tuple) else (state, None)
-        if tokens.shape[1] != self.num_inputs:
+    def forward(self, state: Tensor | Table, **arguments: object) -> Tensor | Table:
+        table = state if isinstance(state, Table) else Table(state)
+        if table.tokens.shape[1] != self.num_inputs:
             raise ValueError(
-                f"expected {self.num_inputs} tokens, got {tokens.shape[1]}: was the plan made for another image size?"
+                f"expected {self.num_inputs} tokens, got {table.tokens.shape[1]}: "
+                "was the plan made for another image size?"
             )
         for hand_over in self.hand_over:
-            tokens, carried = hand_over(tokens, carried)
-        tokens = cast(Tensor, self.block(tokens, **arguments))
+            table = hand_over(table)
+        table = table.after_block(self.block(table.tokens, **arguments))
         if self.to_head is None:
-            return tokens, carried
+            return table
         for hand_over in self.to_head:
-            tokens, carried = hand_over(tokens, carried)
-        return tokens
+            table = hand_over(table)
+        return table.tokens
 
 
 class Narrowed(nn.Module):
