@@ -30,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 SCORE_OPTIONS = {
     "iterations": Annotated[int | None, typer.Option(min=1, help="Batches to score at most; 500 if not given.")],
     "scorer": Annotated[str | None, typer.Option(help="grad_attn, attn, class_attn, grad_class_attn, grad or random.")],
-    "loss": Annotated[str | None, typer.Option(help="labels; or predicted, entropy, which need no labels.")],
+    "loss": Annotated[str | None, typer.Option(help="labels; or predicted, entropy, which need no labels; embedding without classes.")],
     "abs_per_sample": Annotated[
         bool | None, typer.Option("--abs-per-sample/--abs-per-batch", help="Where scores are made absolute.")
     ],

@@ -62,7 +62,8 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     `forward_intermediates` does, finds tables there instead of tokens.
 
     Args:
-        model: What `compress` or `load` returned, or an original model.
+        model: What `compress` or `load` returned, or an original model. One that reads tokens between its blocks (a
+            feature pyramid) comes back as it is.
         options: Fields of `InferenceConfig`.
     """
     config = InferenceConfig(**options)
@@ -71,6 +72,9 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     layout = adapter.layout(model)
     names = adapter.block_names(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
+    if adapter.reads_between_blocks(model):  # every token is needed after every block: there is nothing to leave out
+        model.inference_config = config  # type: ignore[assignment]  # a record, not a module
+        return model
     read = adapter.tokens_read(model) if config.tokens == "head" else None
     num_read = layout.num_tokens if read is None else read
     parts = [_part(adapter, model.get_submodule(name), read is not None and name == names[-1]) for name in names]

@@ -246,7 +246,7 @@ class Stage(nn.Module):
         self.block = block
         self.to_head = nn.ModuleList(to_head) if to_head is not None else None
 
-    def forward(self, state: State, **arguments: object) -> State:
+    def forward(self, state: State, *positional: object, **arguments: object) -> State:
         tokens, carried = state if isinstance(state, tuple) else (state, None)
         if tokens.shape[1] != self.num_inputs:
             raise ValueError(
@@ -254,7 +254,7 @@ class Stage(nn.Module):
             )
         for hand_over in self.hand_over:
             tokens, carried = hand_over(tokens, carried)
-        tokens = cast(Tensor, self.block(tokens, **arguments))
+        tokens = cast(Tensor, self.block(tokens, *positional, **arguments))
         if self.to_head is None:
             return tokens, carried
         for hand_over in self.to_head:
@@ -269,7 +269,5 @@ class Narrowed(nn.Module):
         super().__init__()
         self.wrapper = wrapper
 
-    def forward(self, groups: Tensor, **arguments: object) -> Tensor:
-        narrow = self.wrapper.narrow_arguments
-        narrowed = narrow(self.wrapper, arguments) if narrow is not None else arguments
-        return cast(Tensor, self.wrapper.block(groups, **narrowed))
+    def forward(self, groups: Tensor, *positional: object, **arguments: object) -> Tensor:
+        return cast(Tensor, self.wrapper.block(groups, **self.wrapper.block_arguments(positional, arguments)))
