@@ -97,6 +97,7 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
         )
         wrapper.train(block.training)
         changes += adapter.narrow(wrapper)
+        adapter.stand_in(wrapper, block)
         model.set_submodule(names[index], wrapper)
     model.compression = Compression(plan, learn, tuple(changes))  # type: ignore[assignment]  # a record, not a module
     return model

@@ -6,7 +6,7 @@ Nothing is ever unpickled unchecked.
 import pickle
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmvit.compress import load, load_tensors, read_tensors
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.errors import PmvitError
-from pmvit.models import adapter_for, find_adapter, hf_loading, torchvision_vit
+from pmvit.models import adapter_for, find_adapter, hf_loading
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -47,8 +47,8 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
         name: A folder or file that pmvit saved; one of timm's architectures, or `hf-hub:owner/name` for its hub;
             `hf:owner/name`, or a folder, for Hugging Face transformers; or `torchvision:name`.
         weights: A file with the weights; without it the library fetches its pretrained ones.
-        arguments: More arguments for `timm.create_model`, `from_pretrained` or torchvision's model. With timm the number
-            of classes is taken from the weights if not given; another number gives the model a new head.
+        arguments: More for `timm.create_model`, `from_pretrained` or torchvision's model. With timm the number of
+            classes is taken from the weights if not given; another number gives the model a new head.
 
     Raises:
         PmvitError: If there is no such model, or the weights do not fit it.
@@ -56,15 +56,16 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
     library, _, rest = name.partition(":")
     if library == "hf" or hf_loading.is_folder(Path(name)):
         if weights is not None:
-            raise PmvitError(f"{name} brings its weights; got {weights} beside it: put them into a folder of transformers")
-        return hf_loading.load_pretrained(rest if library == "hf" else name, arguments)
+            raise PmvitError(f"{name} brings its weights; got {weights} beside it: leave them out")
+        model: nn.Module = hf_loading.load_pretrained(rest if library == "hf" else name, arguments)
+        return model
     if Path(name).exists():
         if weights is not None or arguments:
             raise PmvitError(f"{name} is a saved model and brings its weights and arguments; got others beside it")
         return load(name)
     tensors = read_weights(Path(weights)) if weights is not None else None
     if library == "torchvision":
-        model: nn.Module = torchvision_vit.load_pretrained(rest, arguments, pretrained=tensors is None)
+        model = _torchvision_model(rest, arguments, pretrained=tensors is None)
         if tensors is not None:
             load_tensors(model, tensors, str(weights))
         return model
@@ -94,6 +95,28 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
                 **{name: value for name, value in model.state_dict().items() if name.startswith("head.")},
             }
         load_tensors(model, tensors, str(weights))
+    return model.eval()
+
+
+def _torchvision_model(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module:
+    """One of torchvision's vision transformers, with its default weights if `pretrained`."""
+    from torchvision.models import get_model, get_model_weights, list_models, vision_transformer
+
+    names = list_models(vision_transformer)
+    if name not in names:
+        raise PmvitError(f"expected one of torchvision's {', '.join(names)}; got {name!r}")
+    try:
+        model: nn.Module = get_model(name, weights=None, **arguments)
+        if pretrained:
+            weights: Any = get_model_weights(name).DEFAULT
+            model.load_state_dict(weights.get_state_dict(progress=True, check_hash=True, weights_only=True))
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()
+        raise PmvitError(
+            f"torchvision could not make {name!r} with {arguments or 'its defaults'} "
+            f"({reason[0] if reason else error!r}). If it was the download that failed, pass the weights as a file"
+        ) from None
+    cast("Any", model).pretrained_cfg = {}  # where --data-arg leaves what differs from torchvision's preparation
     return model.eval()
 
 

@@ -10,7 +10,15 @@ from pmvit.errors import PmvitError
 from pmvit.models.adapter import Adapter, find_adapter
 
 # What stands for a model that returns several things: the first of these that there is.
-NAMES = ("logits", "image_embeds", "pooler_output", "predicted_depth", "feature_maps", "last_hidden_state")
+NAMES = (
+    "logits",
+    "image_embeds",
+    "pooler_output",
+    "predicted_depth",
+    "reconstruction",
+    "feature_maps",
+    "last_hidden_state",
+)
 
 
 def as_tensor(output: Any) -> Tensor:

@@ -243,7 +243,9 @@ class PruneMerge(nn.Module):
     def block_arguments(self, positional: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
         """What the block is called with beside the tokens, all by name and reduced to the groups."""
         if len(positional) > len(self.argument_names):
-            raise TypeError(f"expected at most {len(self.argument_names)} arguments after the tokens, got {len(positional)}")
+            raise TypeError(
+                f"expected at most {len(self.argument_names)} arguments after the tokens, got {len(positional)}"
+            )
         arguments = {**dict(zip(self.argument_names, positional, strict=False)), **arguments}
         return arguments if self.narrow_arguments is None else self.narrow_arguments(self, arguments)
 

@@ -22,7 +22,6 @@ from pmvit.outputs import gives_logits, predict
 from pmvit.runtime.contenders import in_place_plan
 from scripts.sweep_models import FAMILIES, Candidate, candidates
 
-
 NOT_TRIED = [
     "Not supported: `Siglip2Model` with its own classes (NaFlex: every image of a batch has a grid of its own; the "
     "checkpoints of fixed size load as `SiglipModel`, which is), and DPT-hybrid (a convolutional stem inside "
@@ -72,8 +71,7 @@ def try_model(candidate: Candidate) -> Outcome:
         images = torch.randn(2, *adapter.input_size(model))
         with torch.inference_mode():
             logits = predict(model, images)
-        is_classifier = gives_logits(model) and logits.dim() == 2
-        loss = "labels" if is_classifier else "predicted" if gives_logits(model) else "embedding"
+        loss = "labels" if gives_logits(model) and logits.dim() == 2 else "embedding"
         scores = pmvit.score(model, [(images, torch.tensor([0, 1]))], loss=loss, progress=False)
         check(scores.values.shape == (len(names), layout.num_patches), "scores have the wrong shape")
         small = pmvit.compress(model, pmvit.plan(scores, keep=0.7, prune=0.1, attention_bias=False))

@@ -31,7 +31,7 @@ FAMILIES = {  # what stands in the table, by family: timm's are its modules
     "hf siglip": "transformers: SigLIP",
     "hf mae": "transformers: ViT-MAE, nothing masked",
     "hf yolos": "transformers: YOLOS",
-    "hf dense": "transformers: dense heads on the above (DPT, UperNet, Depth Anything, ViTPose, ViTMatte)",
+    "hf dense": "transformers: dense heads on the above (DPT, UperNet, Depth Anything)",
     "torchvision": "torchvision: VisionTransformer",
 }
 
@@ -52,7 +52,9 @@ def candidates() -> list[Candidate]:
 def timm_models() -> list[Candidate]:
     modules = [family for family, what in FAMILIES.items() if what.startswith("timm: ")]
     return [
-        Candidate(module, name, partial(reduced_timm, name)) for module in modules for name in timm.list_models(module=module)
+        Candidate(module, name, partial(reduced_timm, name))
+        for module in modules
+        for name in timm.list_models(module=module)
     ]
 
 
@@ -91,11 +93,14 @@ LABELS = {"num_labels": CLASSES}
 FOUR = {"num_hidden_layers": 4}  # pyramids read four of them
 BIAS = {"use_relative_position_bias": True, "layer_scale_init_value": 0.1}
 SHARED = {"use_shared_relative_position_bias": True, "layer_scale_init_value": 0.1}
+INDICES = {"out_indices": [1, 2, 3, 4]}
 STAGES = {"out_features": ["stage1", "stage2"]}
 PYRAMID = {**FOUR, "out_features": ["stage1", "stage2", "stage3", "stage4"]}
+FLAT = {**PYRAMID, "reshape_hidden_states": False}
+DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 48, "decoder_num_attention_heads": 3}
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
 
-# Family, class of the model, class of its configuration, more for the configuration, more for the model.
+# Family, class of the model, class of its configuration, more for the configuration.
 HF: list[tuple[str, str, str, dict[str, Any]]] = [
     ("hf vit", "ViTForImageClassification", "ViTConfig", LABELS),
     ("hf vit", "ViTModel", "ViTConfig", {}),
@@ -112,11 +117,11 @@ HF: list[tuple[str, str, str, dict[str, Any]]] = [
     ("hf beit", "BeitForImageClassification", "BeitConfig", {**SHARED, **LABELS}),
     ("hf beit", "BeitForImageClassification", "BeitConfig", {"use_absolute_position_embeddings": True, **LABELS}),
     ("hf beit", "BeitBackbone", "BeitConfig", {**BIAS, **STAGES}),
-    ("hf beit", "BeitForSemanticSegmentation", "BeitConfig", {**BIAS, **LABELS, **FOUR, "out_indices": [1, 2, 3, 4]}),
+    ("hf beit", "BeitForSemanticSegmentation", "BeitConfig", {**BIAS, **LABELS, **FOUR, **INDICES}),
     ("hf beit", "Data2VecVisionModel", "Data2VecVisionConfig", BIAS),
     ("hf beit", "Data2VecVisionForImageClassification", "Data2VecVisionConfig", {**BIAS, **LABELS}),
     ("hf beit", "Data2VecVisionForImageClassification", "Data2VecVisionConfig", {**SHARED, **LABELS}),
-    ("hf beit", "Data2VecVisionForSemanticSegmentation", "Data2VecVisionConfig", {**BIAS, **LABELS, **FOUR}),
+    ("hf beit", "Data2VecVisionForSemanticSegmentation", "Data2VecVisionConfig", {**BIAS, **LABELS, **FOUR, **INDICES}),
     ("hf dinov2", "Dinov2Model", "Dinov2Config", {}),
     ("hf dinov2", "Dinov2ForImageClassification", "Dinov2Config", LABELS),
     ("hf dinov2", "Dinov2ForImageClassification", "Dinov2Config", {"use_swiglu_ffn": True, **LABELS}),
@@ -141,15 +146,30 @@ HF: list[tuple[str, str, str, dict[str, Any]]] = [
     ("hf siglip", "SiglipModel", "SiglipConfig", {}),
     ("hf siglip", "SiglipForImageClassification", "SiglipConfig", LABELS),
     ("hf mae", "ViTMAEModel", "ViTMAEConfig", {"mask_ratio": 0.0}),
-    ("hf mae", "ViTMAEForPreTraining", "ViTMAEConfig", {"mask_ratio": 0.0}),
+    ("hf mae", "ViTMAEForPreTraining", "ViTMAEConfig", {"mask_ratio": 0.0, **DECODER}),
     ("hf yolos", "YolosModel", "YolosConfig", {"image_size": [96, 80], "num_detection_tokens": 5}),
-    ("hf yolos", "YolosForObjectDetection", "YolosConfig", {"image_size": [96, 80], "num_detection_tokens": 5, **LABELS}),
+    (
+        "hf yolos",
+        "YolosForObjectDetection",
+        "YolosConfig",
+        {"image_size": [96, 80], "num_detection_tokens": 5, **LABELS},
+    ),
     ("hf dense", "DPTModel", "DPTConfig", {**FOUR, "backbone_out_indices": [0, 1, 2, 3]}),
     ("hf dense", "DPTForDepthEstimation", "DPTConfig", {**FOUR, "backbone_out_indices": [0, 1, 2, 3]}),
     ("hf dense", "DPTForSemanticSegmentation", "DPTConfig", {**FOUR, **LABELS, "backbone_out_indices": [0, 1, 2, 3]}),
-    ("hf dense", "DPTForDepthEstimation", "DPTConfig", {"backbone_config": ("Dinov2Config", PYRAMID)}),
-    ("hf dense", "DepthAnythingForDepthEstimation", "DepthAnythingConfig", {"backbone_config": ("Dinov2Config", PYRAMID)}),
-    ("hf dense", "UperNetForSemanticSegmentation", "UperNetConfig", {"backbone_config": ("BeitConfig", PYRAMID), **LABELS}),
+    ("hf dense", "DPTForDepthEstimation", "DPTConfig", {"backbone_config": ("Dinov2Config", FLAT)}),
+    (
+        "hf dense",
+        "DepthAnythingForDepthEstimation",
+        "DepthAnythingConfig",
+        {"backbone_config": ("Dinov2Config", FLAT), "reassemble_hidden_size": WIDTH},
+    ),
+    (
+        "hf dense",
+        "UperNetForSemanticSegmentation",
+        "UperNetConfig",
+        {"backbone_config": ("BeitConfig", PYRAMID), **LABELS},
+    ),
 ]
 
 
@@ -167,7 +187,12 @@ def reduced_hf(model: str, config: str, changes: dict[str, Any]) -> nn.Module:
 
     changes = dict(changes)
     if config.endswith(("CLIPConfig", "SiglipConfig", "MetaClip2Config")):
-        changes = {"vision_config": dict(REDUCED), "text_config": {**TEXT, "projection_dim": 32}, "projection_dim": 32, **changes}
+        changes = {
+            "vision_config": dict(REDUCED),
+            "text_config": {**TEXT, "projection_dim": 32},
+            "projection_dim": 32,
+            **changes,
+        }
     elif isinstance(changes.get("backbone_config"), tuple):
         name, more = changes["backbone_config"]
         changes["backbone_config"] = getattr(transformers, name)(**{**REDUCED, **more})

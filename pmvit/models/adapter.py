@@ -98,6 +98,9 @@ class Adapter:
         """Change what has to be changed outside the blocks before they are wrapped; return what was changed."""
         return []
 
+    def stand_in(self, module: nn.Module, block: nn.Module) -> None:
+        """Let a module that takes the place of a block, all tokens in and all out, do what the host expects of one."""
+
     def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
         """Reduce to the groups what a block holds per token (position biases); return what was changed."""
         return []
@@ -122,7 +125,7 @@ class Adapter:
         return None
 
     def reads_between_blocks(self, model: nn.Module) -> bool:
-        """Whether tokens are read or changed between the blocks (feature pyramids): all of them are then needed there."""
+        """Whether tokens are read or changed between the blocks (feature pyramids), so that all are needed there."""
         return False
 
     def inference_block(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -49,6 +50,21 @@ def after_block(suffix: int, _: nn.Module, arguments: tuple[Any, ...], output: A
         tokens, output = _to_back(tokens, suffix), _to_back(output, suffix)
     _correct_hidden_states(tokens, output)
     return output
+
+
+@contextmanager
+def reordered(blocks: list[nn.Module]) -> Iterator[None]:
+    """All tokens that are no patches in front while the blocks run, as the recorder of scores expects them."""
+    handles = []
+    for block in blocks:
+        if suffix := num_suffix(block):
+            handles.append(block.register_forward_pre_hook(partial(before_block, suffix)))
+            handles.append(block.register_forward_hook(partial(after_block, suffix)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _correct_hidden_states(tokens: Tensor, output: Any) -> None:
@@ -122,6 +138,6 @@ def check_takes_bias(block: nn.Module, name: str) -> None:
     able = ("sdpa",) if name == "position_bias" else ("eager", "sdpa", None)
     if name != "relative_position_bias" and implementation not in able:
         raise PmvitError(
-            f"the attention implementation {implementation!r} takes no bias: make the plan with attention_bias=False, or "
-            'call model.set_attn_implementation("sdpa")'
+            f"the attention implementation {implementation!r} takes no bias: make the plan with attention_bias=False, "
+            'or call model.set_attn_implementation("sdpa")'
         )

@@ -93,7 +93,9 @@ def describe(model: Host, data: dict[str, Any], arguments: dict[str, Any]) -> di
 
 def build(description: dict[str, Any]) -> Host:
     """Make the model that `describe` described, with any weights and without a network."""
-    check_fields(description, ("architecture", "arguments", "attention", "config", "data"), "the description of the model")
+    check_fields(
+        description, ("architecture", "arguments", "attention", "config", "data"), "the description of the model"
+    )
     transformers = _transformers()
     architecture, arguments, config = (description[name] for name in ("architecture", "arguments", "config"))
     model_class = _model_class(transformers, architecture)
@@ -124,7 +126,13 @@ def input_size(model: Host, tower: Tower) -> tuple[int, int, int]:
 def data_config(model: Host, tower: Tower) -> dict[str, Any]:
     """How images are prepared: as the model's image processor says if it is at hand, else as its family's."""
     mean, std = tower.family.statistics
-    found = {"interpolation": "bicubic", "mean": mean, "std": std, "crop_pct": 1.0, "crop_mode": "center"}
+    found: dict[str, Any] = {
+        "interpolation": "bicubic",
+        "mean": mean,
+        "std": std,
+        "crop_pct": 1.0,
+        "crop_mode": "center",
+    }
     found = {**found, **_prepared(model), "input_size": input_size(model, tower)}
     for key in ("mean", "std"):
         if len(found[key]) != tower.projection.in_channels:  # made for other channels: their mean serves for each
@@ -174,4 +182,3 @@ def _size(size: Any) -> tuple[int, int] | None:
     if isinstance(size, dict) and "shortest_edge" in size:
         return int(size["shortest_edge"]), int(size["shortest_edge"])
     return None
-

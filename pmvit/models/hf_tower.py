@@ -12,6 +12,15 @@ HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 BLOCKS = ("layers", "encoder.layers", "encoder.layer", "layer", "model.layer")
+# Heads that read nothing but the class token (and DeiT's distillation token).
+READ_PREFIX = tuple(
+    f"{name}ForImageClassification{more}"
+    for name, more in (("ViT", ""), ("ViTMSN", ""), ("DeiT", ""), ("DeiT", "WithTeacher"))
+)
+# Parts of the names of classes that read or change tokens between the blocks.
+READ_BETWEEN = ("Backbone", "SemanticSegmentation", "DepthEstimation", "DPT", "Yolos", "Data2Vec")
+WITH_LOGITS = ("ForImageClassification", "ForSemanticSegmentation", "ForObjectDetection")
+IMAGE_TOWERS = ("CLIPModel", "SiglipModel", "MetaClip2Model")  # of two, and nothing but the last tokens are read
 TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens", "detection_tokens")
 
 
@@ -48,10 +57,10 @@ FAMILIES = {  # by the class of the patch embedding
 
 
 class Tower(NamedTuple):
-    """The vision transformer in a model: its patch embedding, the path of its list of blocks, its configuration."""
+    """The vision transformer in a model: its patch embedding, the paths of the blocks that count, its configuration."""
 
     embeddings: Host
-    blocks: str
+    blocks: list[str]
     config: Host
 
     @property
@@ -91,8 +100,22 @@ def find_tower(model: Host) -> Tower | None:
             except AttributeError:
                 continue
             if isinstance(blocks, nn.ModuleList):
-                return Tower(module, f"{parent}.{path}".removeprefix("."), host.config)
+                count = _last_read(model, host, len(blocks))
+                names = [f"{parent}.{path}.{index}".removeprefix(".") for index in range(count)]
+                return Tower(module, names, host.config)
     return None
+
+
+def _last_read(model: Host, host: Host, depth: int) -> int:
+    """How many of the blocks what the model puts out depends on: pyramids may read none of the last ones."""
+    name = type(model).__name__
+    if name in ("BeitForSemanticSegmentation", "Data2VecVisionForSemanticSegmentation"):
+        return int(max(model.config.out_indices)) - 1  # it counts from the patch embedding, as 1
+    if name.startswith("DPTFor") and getattr(model, "backbone", None) is None:
+        return int(max(model.config.backbone_out_indices)) + 1
+    if any(base.__name__ == "BackboneMixin" for base in type(host).__mro__):
+        return int(max(index % (depth + 1) for index in host.out_indices))
+    return depth
 
 
 def tower_of(model: Host) -> Tower:
@@ -105,3 +128,10 @@ def tower_of(model: Host) -> Tower:
     if tower is None:
         raise PmvitError(f"expected a model with one of {', '.join(FAMILIES)}; {type(model).__name__} has none")
     return tower
+
+
+def reads_between(model: Host) -> bool:
+    """Whether a model reads or changes tokens between its blocks."""
+    names = {base.__name__ for module in model.modules() if hasattr(module, "config") for base in type(module).__mro__}
+    is_unknown = hasattr(model, "get_image_features") and type(model).__name__ not in IMAGE_TOWERS
+    return is_unknown or any(part in name for name in names for part in READ_BETWEEN)

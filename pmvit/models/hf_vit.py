@@ -29,21 +29,13 @@ from pmvit.models.hf_hooks import (
     in_order,
     in_sdpa,
     num_suffix,
+    reordered,
     without_masking,
 )
-from pmvit.models.hf_tower import find_tower, tower_of
+from pmvit.models.hf_tower import READ_PREFIX, WITH_LOGITS, find_tower, reads_between, tower_of
 from pmvit.prune_merge import PruneMerge
 
 Host = Any  # the models of transformers: nn.Modules whose attributes have no types
-# Heads that read nothing but the class token (and DeiT's distillation token).
-READ_PREFIX = tuple(
-    f"{name}ForImageClassification{more}"
-    for name, more in (("ViT", ""), ("ViTMSN", ""), ("DeiT", ""), ("DeiT", "WithTeacher"))
-)
-# Parts of the names of classes that read or change tokens between the blocks.
-READ_BETWEEN = ("Backbone", "SemanticSegmentation", "DepthEstimation", "DPT", "Yolos", "Data2Vec")
-WITH_LOGITS = ("ForImageClassification", "ForSemanticSegmentation", "ForObjectDetection")
-IMAGE_TOWERS = ("CLIPModel", "SiglipModel", "MetaClip2Model")  # of two, and nothing but the last tokens are read
 
 
 @register
@@ -73,16 +65,15 @@ class HuggingFaceViT(Adapter):
         tower = tower_of(model)
         if getattr(tower.config, "mask_ratio", 0):
             raise PmvitError(
-                f"expected a {type(model).__name__} that sees all patches, got one that hides {tower.config.mask_ratio:.0%} "
-                "of them: set config.mask_ratio = 0, or load its weights as a ViTModel"
+                f"expected a model that sees all patches, got a {type(model).__name__} that hides "
+                f"{tower.config.mask_ratio:.0%} of them: set config.mask_ratio = 0, or load its weights as a ViTModel"
             )
         sides = zip(self.input_size(model)[1:], tower.patch_size, strict=True)
         height, width = (side // patch for side, patch in sides)
         return TokenLayout((height, width), tower.num_prefix)
 
     def block_names(self, model: Host) -> list[str]:
-        tower = tower_of(model)
-        return [f"{tower.blocks}.{index}" for index in range(len(model.get_submodule(tower.blocks)))]
+        return tower_of(model).blocks
 
     def input_size(self, model: Host) -> tuple[int, int, int]:
         return hf_loading.input_size(model, tower_of(model))
@@ -94,9 +85,7 @@ class HuggingFaceViT(Adapter):
         return tower_of(model).num_prefix if type(model).__name__ in READ_PREFIX else None
 
     def reads_between_blocks(self, model: Host) -> bool:
-        names = [cls.__name__ for module in model.modules() for cls in type(module).__mro__ if hasattr(module, "config")]
-        between = any(part in name for name in names for part in READ_BETWEEN)
-        return between or (hasattr(model, "get_image_features") and type(model).__name__ not in IMAGE_TOWERS)
+        return reads_between(model)
 
     def prepare(self, model: Host) -> list[HostChange]:
         embeddings = tower_of(model).embeddings
@@ -106,11 +95,13 @@ class HuggingFaceViT(Adapter):
         embeddings.random_masking = without_masking  # MAE shuffles what it does not hide
         return [change]
 
-    def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
-        suffix = num_suffix(wrapper.block)
+    def stand_in(self, module: nn.Module, block: nn.Module) -> None:
+        suffix = num_suffix(block)
         if suffix:
-            wrapper.register_forward_pre_hook(partial(before_block, suffix))
-        wrapper.register_forward_hook(partial(after_block, suffix))
+            module.register_forward_pre_hook(partial(before_block, suffix))
+        module.register_forward_hook(partial(after_block, suffix))
+
+    def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
         changes = []
         for module in wrapper.block.modules():
             full: Host = getattr(module, "relative_position_bias", None)
@@ -127,7 +118,9 @@ class HuggingFaceViT(Adapter):
         for name in ("attention_mask", "relative_position_bias"):
             if (bias := narrowed.get(name)) is not None:
                 is_row = bias.dim() == 2  # of padding, as flash attention has it
-                narrowed[name] = select_tokens(bias, wrapper.centres, 1) if is_row else narrow_bias(bias, wrapper.centres)
+                narrowed[name] = (
+                    select_tokens(bias, wrapper.centres, 1) if is_row else narrow_bias(bias, wrapper.centres)
+                )
         if wrapper.log_sizes is not None:
             known = ("attention_mask", "relative_position_bias")
             name = next((name for name in known if name in wrapper.argument_names), "position_bias")
@@ -137,18 +130,9 @@ class HuggingFaceViT(Adapter):
 
     @contextmanager
     def for_scoring(self, model: Host) -> Iterator[None]:
-        blocks: list[Host] = [model.get_submodule(name) for name in self.block_names(model)]
-        handles = []
-        for block in blocks:
-            if not isinstance(block, PruneMerge) and (suffix := num_suffix(block)):
-                handles.append(block.register_forward_pre_hook(partial(before_block, suffix)))
-                handles.append(block.register_forward_hook(partial(after_block, suffix)))
-        try:
-            with in_sdpa(model):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        blocks = [model.get_submodule(name) for name in self.block_names(model)]
+        with reordered([block for block in blocks if not isinstance(block, PruneMerge)]), in_sdpa(model):
+            yield
 
     def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         return hf_loading.describe(model, self.data_config(model), arguments or {})

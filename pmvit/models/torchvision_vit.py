@@ -123,29 +123,3 @@ class BiasedAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
         return biased_attention(self.attention, query, self.bias), None
-
-
-def load_pretrained(name: str, arguments: dict[str, Any], pretrained: bool) -> Host:
-    """Make one of torchvision's vision transformers by name, with its default weights if `pretrained`.
-
-    Raises:
-        PmvitError: If there is none of that name, or its weights cannot be fetched.
-    """
-    from torchvision.models import get_model, get_model_weights, list_models, vision_transformer
-
-    names = list_models(vision_transformer)
-    if name not in names:
-        raise PmvitError(f"expected one of torchvision's {', '.join(names)}; got {name!r}")
-    try:
-        model: Host = get_model(name, weights=None, **arguments)
-        if pretrained:
-            weights: Any = get_model_weights(name).DEFAULT
-            model.load_state_dict(weights.get_state_dict(progress=True, check_hash=True, weights_only=True))
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()
-        raise PmvitError(
-            f"torchvision could not make {name!r} with {arguments or 'its defaults'} ({reason[0] if reason else error!r}). "
-            "If it was the download that failed, pass the weights as a file"
-        ) from None
-    model.pretrained_cfg = dict(DATA)
-    return model.eval()

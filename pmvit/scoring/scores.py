@@ -29,7 +29,7 @@ class ScoreConfig:
         iterations: Batches to use at most; a loader that ends earlier ends the scoring.
         loss: Cross-entropy on the `labels`, on the model's own `predicted` class, or the `entropy` of its prediction;
             the last two need no labels. For a model without classes, `embedding`: half the squared distance of what it
-            puts out for an image from the mean of the batch, so that a token counts by how much it sets its image apart.
+            puts out for an image from the mean of the batch; a token counts by how much it sets its image apart.
         abs_per_sample: Take the absolute value for each image. The paper's code takes it of the mean over each batch,
             where images cancel each other: it needs far more images.
         seed: For the `random` scorer.

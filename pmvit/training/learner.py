@@ -138,9 +138,7 @@ class Learner:
             expected, got = tuple(logits.shape[1:]), tuple(taught.shape[1:])
             raise PmvitError(f"expected a teacher with outputs of shape {expected}, got {got}: is it another model's?")
         targets = {block: tokens.clone() for block, tokens in self._teacher_tokens.items()}
-        return finetune_loss(
-            self.config, logits, labels, taught, self._tokens, targets, has_classes=self._has_classes
-        )
+        return finetune_loss(self.config, logits, labels, taught, self._tokens, targets, has_classes=self._has_classes)
 
     def gradient_norm(self) -> Tensor:
         self.accelerator.unscale_gradients()
