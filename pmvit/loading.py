@@ -100,9 +100,9 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
 
 def _torchvision_model(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module:
     """One of torchvision's vision transformers, with its default weights if `pretrained`."""
-    from torchvision.models import get_model, get_model_weights, list_models, vision_transformer
+    from torchvision.models import get_model, get_model_weights, list_models
 
-    names = list_models(vision_transformer)
+    names = list_models(include="vit_*")
     if name not in names:
         raise PmvitError(f"expected one of torchvision's {', '.join(names)}; got {name!r}")
     try:

@@ -97,7 +97,10 @@ INDICES = {"out_indices": [1, 2, 3, 4]}
 STAGES = {"out_features": ["stage1", "stage2"]}
 PYRAMID = {**FOUR, "out_features": ["stage1", "stage2", "stage3", "stage4"]}
 FLAT = {**PYRAMID, "reshape_hidden_states": False}
+SMALL_NECK = {"fusion_hidden_size": 24, "neck_hidden_sizes": [24, 24, 24, 24]}
+NECK = {**SMALL_NECK, "backbone_out_indices": [0, 1, 2, 3]}
 DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 48, "decoder_num_attention_heads": 3}
+UPERNET = {"hidden_size": 24, "auxiliary_in_channels": WIDTH, "auxiliary_channels": 24}
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
 
 # Family, class of the model, class of its configuration, more for the configuration.
@@ -154,10 +157,10 @@ HF: list[tuple[str, str, str, dict[str, Any]]] = [
         "YolosConfig",
         {"image_size": [96, 80], "num_detection_tokens": 5, **LABELS},
     ),
-    ("hf dense", "DPTModel", "DPTConfig", {**FOUR, "backbone_out_indices": [0, 1, 2, 3]}),
-    ("hf dense", "DPTForDepthEstimation", "DPTConfig", {**FOUR, "backbone_out_indices": [0, 1, 2, 3]}),
-    ("hf dense", "DPTForSemanticSegmentation", "DPTConfig", {**FOUR, **LABELS, "backbone_out_indices": [0, 1, 2, 3]}),
-    ("hf dense", "DPTForDepthEstimation", "DPTConfig", {"backbone_config": ("Dinov2Config", FLAT)}),
+    ("hf dense", "DPTModel", "DPTConfig", {**FOUR, **NECK}),
+    ("hf dense", "DPTForDepthEstimation", "DPTConfig", {**FOUR, **NECK}),
+    ("hf dense", "DPTForSemanticSegmentation", "DPTConfig", {**FOUR, **LABELS, **NECK}),
+    ("hf dense", "DPTForDepthEstimation", "DPTConfig", {"backbone_config": ("Dinov2Config", FLAT), **SMALL_NECK}),
     (
         "hf dense",
         "DepthAnythingForDepthEstimation",
@@ -168,7 +171,7 @@ HF: list[tuple[str, str, str, dict[str, Any]]] = [
         "hf dense",
         "UperNetForSemanticSegmentation",
         "UperNetConfig",
-        {"backbone_config": ("BeitConfig", PYRAMID), **LABELS},
+        {"backbone_config": ("BeitConfig", PYRAMID), **LABELS, **UPERNET},
     ),
 ]
 

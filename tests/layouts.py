@@ -96,7 +96,7 @@ def explicit_attention(attention: nn.MultiheadAttention, tokens: Tensor, maps: l
 
 
 def explicit_scores(loss: Tensor, maps: list[Tensor], num_prefix: int, num_patches: int) -> Tensor:
-    """Eq. 9 to the letter: `A * dL/dA` summed over queries, averaged over heads; absolute for each image, then the mean."""
+    """Eq. 9 to the letter: `A * dL/dA` summed over queries, mean over heads; absolute, then the mean over images."""
     gradients = torch.autograd.grad(loss, maps)
     products = [(a * g).sum(2).mean(1).abs().mean(0) for a, g in zip(maps, gradients, strict=True)]
     return torch.stack(products)[:, num_prefix : num_prefix + num_patches].detach()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import pmvit
@@ -69,7 +70,7 @@ def test_what_the_sweep_checks(candidate: Any) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_those_of_explicit_attention(family: str) -> None:
-    """Eq. 9 by hand, on the maps that the library itself returns with `eager` attention, in float64."""
+    """Eq. 9 by hand, on the maps that the library itself returns with `eager` attention; some are float32 in it."""
     model = make(family, attn_implementation="eager").double()
     images = images_for(model)
     adapter = adapter_for(model)
@@ -89,7 +90,7 @@ def test_scores_are_those_of_explicit_attention(family: str) -> None:
         value = F.cross_entropy(flat, labels if has_labels else flat.argmax(-1), reduction="sum")
     before = 1 if family == "yolos" else layout.num_prefix  # the others of YOLOS stand at the end
     expected = explicit_scores(value, list(output.attentions), before, layout.num_patches)
-    assert torch.allclose(scores.values, expected, rtol=1e-7, atol=1e-12)
+    assert (scores.values - expected).abs().max() < 1e-5 * expected.max()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,7 +99,7 @@ def test_hidden_states_have_all_tokens(family: str) -> None:
     images = images_for(model)
     layout = adapter_for(model).layout(model)
     same, small = (pmvit.compress(model, plan) for plan in (_in_place(model), small_plan(model)))
-    with torch.inference_mode():
+    with torch.no_grad():
         expected = model(images, output_hidden_states=True, **_noise(family)).hidden_states
         for compressed in (same, small):
             states = compressed(images, output_hidden_states=True, **_noise(family)).hidden_states
@@ -129,7 +130,7 @@ def test_saved_models_come_back(family: str, tmp_path: Path) -> None:
     loaded = pmvit.load(tmp_path / "saved")
     images = images_for(model)
     assert type(loaded) is type(model)
-    with torch.inference_mode():
+    with torch.no_grad():
         assert torch.equal(predict(loaded, images), predict(small, images))
         assert torch.equal(predict(pmvit.decompress(loaded), images), predict(model, images))
 
@@ -139,7 +140,7 @@ def test_either_attention_gives_the_same(implementation: str) -> None:
     model = vit()
     small = pmvit.compress(model, small_plan(model, attention_bias=True))
     images = images_for(model)
-    with torch.inference_mode():
+    with torch.no_grad():
         expected = small(images).logits
         small.set_attn_implementation(implementation)
         assert torch.allclose(small(images).logits, expected, atol=1e-5)
@@ -170,11 +171,20 @@ def test_masks_are_narrowed() -> None:
     images = images_for(model)
     mask = torch.rand(3, 37) > 0.3
     mask[:, 0] = True
-    with torch.inference_mode():
+    with torch.no_grad():
         assert torch.allclose(
             moved(images, attention_mask=mask).logits, model(images, attention_mask=mask).logits, atol=1e-4
         )
         assert not torch.allclose(model(images, attention_mask=mask).logits, model(images).logits, atol=1e-2)
+
+
+def test_a_model_that_was_evaluated_can_be_trained() -> None:
+    """transformers keeps tables of position indices, which inference mode would spoil for training."""
+    model = make("beit", image_size=80)
+    images = images_for(model)
+    pmvit.evaluate(model, [images], reference=model, progress=False)
+    model(images).logits.sum().backward()
+    assert model.beit.layers[0].relative_position_bias.relative_position_bias_table.grad.any()
 
 
 def test_detection_tokens_are_never_merged() -> None:
@@ -184,12 +194,12 @@ def test_detection_tokens_are_never_merged() -> None:
 
 
 def test_mae_has_to_see_all_patches() -> None:
-    with pytest.raises(pmvit.PmvitError, match="set config.mask_ratio = 0"):
+    with pytest.raises(pmvit.PmvitError, match=r"set config\.mask_ratio = 0"):
         pmvit.score(make("mae", mask_ratio=0.5), [torch.randn(2, 3, 96, 96)], loss="embedding")
     model = make("mae")
     small = pmvit.compress(model, small_plan(model))
     images = images_for(model)
-    with torch.inference_mode():  # a compressed one keeps the order of the patches, whoever calls it
+    with torch.no_grad():  # a compressed one keeps the order of the patches, whoever calls it
         assert torch.equal(small(images).last_hidden_state, small(images).last_hidden_state)
     pmvit.decompress(small)
     assert small.embeddings.random_masking.__name__ == "random_masking"
@@ -202,8 +212,8 @@ def test_models_without_classes_say_so() -> None:
         pmvit.score(model, [(images, torch.tensor([0, 1, 2]))], progress=False)
     with pytest.raises(pmvit.PmvitError, match="pass the uncompressed original as reference="):
         pmvit.evaluate(model, [images], progress=False)
+    detector = make("yolos")
     with pytest.raises(pmvit.PmvitError, match="expected labels of shape"):
-        detector = make("yolos")
         pmvit.score(detector, [(images_for(detector), torch.tensor([0, 1, 2]))], progress=False)
     result = pmvit.evaluate(pmvit.compress(model, small_plan(model)), [images], reference=model, progress=False)
     assert result.top1 is None
@@ -217,7 +227,7 @@ def test_segmentation_agrees_pixel_by_pixel() -> None:
     model: Any = reduced_hf("BeitForSemanticSegmentation", "BeitConfig", changes)
     assert len(adapter_for(model).block_names(model)) == 3  # it reads nothing of the fourth
     images = images_for(model)
-    with torch.inference_mode():
+    with torch.no_grad():
         logits = model(images).logits
         assert torch.equal(predict(model, images), logits.permute(0, 2, 3, 1))
     result = pmvit.evaluate(model, [images], reference=model, progress=False)
@@ -274,7 +284,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         create_model(f"hf:{tmp_path / 'whole'}", weights="other.safetensors")
     config = json.loads((tmp_path / "whole/config.json").read_text())
     (tmp_path / "whole/config.json").write_text(json.dumps({**config, "architectures": ["os.system"]}))
-    with pytest.raises(pmvit.PmvitError, match="expected one of transformers' models, got 'os.system'"):
+    with pytest.raises(pmvit.PmvitError, match=r"expected one of transformers' models, got 'os\.system'"):
         create_model(str(tmp_path / "whole"))
 
 
@@ -308,11 +318,8 @@ def test_the_trainer_of_transformers_takes_it(tmp_path: Path) -> None:
     changed = {name for name, value in small.state_dict().items() if not torch.equal(value, before[name])}
     assert any("merge_weights" in name for name in changed)
     assert any(".block.attention" in name for name in changed)
-    small.save_pretrained(tmp_path / "theirs")
-    saved = pmvit.compress(vit(), small_plan(vit()))
-    from safetensors.torch import load_file
-
-    saved.load_state_dict(load_file(tmp_path / "theirs/model.safetensors"))  # the names of the compressed model
+    small.save_pretrained(tmp_path / "theirs", save_original_format=False)
+    small.load_state_dict(load_file(tmp_path / "theirs/model.safetensors"))  # with the names of the compressed model
 
 
 def test_embeddings_are_tuned_towards_the_original(tmp_path: Path, pictures: Path) -> None:
@@ -338,7 +345,7 @@ def test_optimised_exported_and_benchmarked(family: str, tmp_path: Path) -> None
     model = make(family)
     small = pmvit.compress(model, small_plan(model))
     images = images_for(model)
-    with torch.inference_mode():
+    with torch.no_grad():
         assert torch.allclose(predict(pmvit.optimize_for_inference(small), images), predict(small, images), atol=1e-4)
     assert pmvit.flops(small).macs < pmvit.flops(model).macs
     assert pmvit.export(small, tmp_path / "model.pt2").max_error < 1e-5
@@ -367,7 +374,7 @@ def test_the_real_vit_tiny_is_the_same_in_the_layout_of_transformers(
     vit_tiny: nn.Module, real_images: Tensor, vit_tiny_plan: pmvit.Plan
 ) -> None:
     other = hugging_face_vit(vit_tiny)
-    with torch.inference_mode():
+    with torch.no_grad():
         assert torch.allclose(predict(other, real_images), vit_tiny(real_images), atol=1e-4)
         expected = pmvit.compress(vit_tiny, vit_tiny_plan)(real_images)
         got = predict(pmvit.compress(other, vit_tiny_plan), real_images)

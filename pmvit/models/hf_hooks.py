@@ -94,6 +94,16 @@ def without_masking(tokens: Tensor, noise: Tensor | None = None) -> tuple[Tensor
 
 
 @contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """No gradients instead of inference mode: transformers keeps position tables that training would then trip over."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
 def in_sdpa(model: Host) -> Iterator[None]:
     """All attention through `scaled_dot_product_attention`, whatever the model was loaded with, and back afterwards."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}

@@ -29,6 +29,7 @@ from pmvit.models.hf_hooks import (
     in_order,
     in_sdpa,
     num_suffix,
+    outside_inference_mode,
     reordered,
     without_masking,
 )
@@ -51,9 +52,10 @@ class HuggingFaceViT(Adapter):
         return is_host and find_tower(model) is not None
 
     def call(self, model: Host, images: Tensor) -> Any:
-        if hasattr(model, "get_image_features"):
-            return model.get_image_features(pixel_values=images)
-        return model(images, **in_order(tower_of(model), images))
+        with outside_inference_mode():
+            if hasattr(model, "get_image_features"):
+                return model.get_image_features(pixel_values=images)
+            return model(images, **in_order(tower_of(model), images))
 
     def gives_logits(self, model: Host) -> bool:
         return any(name in type(model).__name__ for name in WITH_LOGITS)
