@@ -7,6 +7,7 @@ scored, planned at keep 0.7, compressed and decompressed. What is checked is in 
 """
 
 import argparse
+import copy
 import gc
 from collections import Counter
 from dataclasses import dataclass
@@ -58,6 +59,15 @@ def difference(output: Tensor, expected: Tensor) -> float:
     return float((output - expected).abs().max() / expected.abs().max())
 
 
+def change(model: nn.Module, plan: pmvit.Plan, images: Tensor) -> float:
+    """What a plan changes; where float32 shows a change, float64 tells rounding from a mistake."""
+    error = difference(predict(pmvit.compress(model, plan), images), predict(model, images))
+    if error < 1e-5:
+        return error
+    model, images = copy.deepcopy(model).double(), images.double()
+    return difference(predict(pmvit.compress(model, plan), images), predict(model, images))
+
+
 def try_model(candidate: Candidate) -> Outcome:
     """Score, plan, compress, compare and decompress one model; any exception becomes the reason."""
     torch.manual_seed(0)
@@ -76,16 +86,15 @@ def try_model(candidate: Candidate) -> Outcome:
         check(scores.values.shape == (len(names), layout.num_patches), "scores have the wrong shape")
         small = pmvit.compress(model, pmvit.plan(scores, keep=0.7, prune=0.1, attention_bias=False))
         biased = pmvit.compress(model, pmvit.plan(scores, keep=0.7, prune=0.1, attention_bias=True))
-        same = pmvit.compress(model, pmvit.Plan.keep_all(layout.grid, len(names)))
-        permuted = pmvit.compress(model, in_place_plan(layout.grid, len(names)))
         with torch.inference_mode():
             for compressed in (small, biased):
                 output = predict(compressed, images)
                 check(output.shape == logits.shape and bool(output.isfinite().all()), "compressed: not finite")
                 check(difference(output, logits) > 1e-6, "compression changed nothing")
             check(difference(predict(small, images), predict(biased, images)) > 1e-6, "the bias changes nothing")
-            check(difference(predict(same, images), logits) < 1e-5, "an all-kept plan changes the output")
-            error = difference(predict(permuted, images), logits)
+            error = change(model, pmvit.Plan.keep_all(layout.grid, len(names)), images)
+            check(error < 1e-5, f"an all-kept plan changes the output by {error:.1e} of its size")
+            error = change(model, in_place_plan(layout.grid, len(names)), images)
             check(error < 1e-5, f"tokens in another order change the output by {error:.1e} of its size")
         blocks = [model.get_submodule(block) for block in names]
         pmvit.decompress(pmvit.compress(model, pmvit.plan(scores, keep=0.7), inplace=True))
@@ -114,7 +123,7 @@ def markdown(outcomes: list[Outcome]) -> str:
         f"Made by `python -m scripts.sweep -o docs/architectures.md` with {versions()}: every architecture of these "
         "families is created at reduced size, scored, compressed at keep 0.7 with and without the attention bias, run, "
         "and decompressed. An all-kept plan and one that only reorders the tokens must give the original output to "
-        "1e-5.",
+        "1e-5 (in float64 where float32 rounds by more).",
         "",
         f"**{sum(passed.values())} of {sum(tried.values())} architectures pass.**",
         "",

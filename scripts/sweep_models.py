@@ -101,7 +101,15 @@ SMALL_NECK = {"fusion_hidden_size": 24, "neck_hidden_sizes": [24, 24, 24, 24]}
 NECK = {**SMALL_NECK, "backbone_out_indices": [0, 1, 2, 3]}
 DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 48, "decoder_num_attention_heads": 3}
 UPERNET = {"hidden_size": 24, "auxiliary_in_channels": WIDTH, "auxiliary_channels": 24}
-TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+TEXT = {
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 64,
+}
 
 # Family, class of the model, class of its configuration, more for the configuration.
 HF: list[tuple[str, str, str, dict[str, Any]]] = [
