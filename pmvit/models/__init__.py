@@ -6,18 +6,24 @@ from pmvit.models.adapter import (
     TokenLayout,
     adapter_for,
     adapter_of_family,
+    find_adapter,
     register,
     supported_families,
 )
+from pmvit.models.hf_vit import HuggingFaceViT
 from pmvit.models.timm_vit import TimmViT
+from pmvit.models.torchvision_vit import TorchvisionViT
 
 __all__ = [
     "Adapter",
     "HostChange",
+    "HuggingFaceViT",
     "TimmViT",
     "TokenLayout",
+    "TorchvisionViT",
     "adapter_for",
     "adapter_of_family",
+    "find_adapter",
     "register",
     "supported_families",
 ]

@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
@@ -63,6 +64,19 @@ class Adapter:
 
     family: str
     takes_attention_bias: bool = False
+    returns_tensor: bool = True  # calling the model with images gives a tensor; if not, `call` may do something else
+
+    def call(self, model: nn.Module, images: Tensor) -> Any:
+        """Run the model on images; `pmvit.outputs` makes a tensor of what comes out."""
+        return model(images)
+
+    def gives_logits(self, model: nn.Module) -> bool:
+        """Whether it puts out scores of classes; otherwise an embedding or features."""
+        return True
+
+    def num_classes(self, model: nn.Module) -> int | None:
+        """How many classes an image may have; `None` if the model is no image classifier."""
+        return getattr(model, "num_classes", None) or None
 
     def matches(self, model: nn.Module) -> bool:
         """Whether this adapter serves the model."""
@@ -79,6 +93,13 @@ class Adapter:
     def input_size(self, model: nn.Module) -> tuple[int, int, int]:
         """Channels, height and width of the images the model takes."""
         raise _missing(self, "input_size")
+
+    def prepare(self, model: nn.Module) -> list[HostChange]:
+        """Change what has to be changed outside the blocks before they are wrapped; return what was changed."""
+        return []
+
+    def stand_in(self, module: nn.Module, block: nn.Module) -> None:
+        """Let a module that takes the place of a block, all tokens in and all out, do what the host expects of one."""
 
     def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
         """Reduce to the groups what a block holds per token (position biases); return what was changed."""
@@ -102,6 +123,10 @@ class Adapter:
     def tokens_read(self, model: nn.Module) -> int | None:
         """How many of the first tokens are read after the blocks; `None` for all of them."""
         return None
+
+    def reads_between_blocks(self, model: nn.Module) -> bool:
+        """Whether tokens are read or changed between the blocks (feature pyramids), so that all are needed there."""
+        return False
 
     def inference_block(
         self, block: nn.Module, num_tokens: int, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
@@ -159,15 +184,20 @@ def supported_families() -> list[str]:
     return [adapter.family for adapter in reversed(_adapters)]
 
 
+def find_adapter(model: nn.Module) -> Adapter | None:
+    """The adapter of a model, `None` if no adapter knows it."""
+    return next((adapter for adapter in _adapters if adapter.matches(model)), None)
+
+
 def adapter_for(model: nn.Module) -> Adapter:
     """Find the adapter of a model.
 
     Raises:
         PmvitError: If no adapter knows the model; the message lists the families and shows how to add one.
     """
-    for adapter in _adapters:
-        if adapter.matches(model):
-            return adapter
+    adapter = find_adapter(model)
+    if adapter is not None:
+        return adapter
     families = "".join(f"\n  - {family}" for family in supported_families())
     raise PmvitError(
         f"no adapter knows a {type(model).__module__}.{type(model).__name__}. Supported are:{families}\n"
@@ -188,3 +218,17 @@ def select_tokens(tensor: Tensor, tokens: Tensor, *dims: int) -> Tensor:
     for dim in dims:
         tensor = tensor.index_select(dim, tokens)
     return tensor
+
+
+def narrow_bias(bias: Tensor, centres: Tensor) -> Tensor:
+    """Keep the rows and columns of the centres of a bias or mask; a dimension of size 1 is broadcast and stays."""
+    return select_tokens(bias, centres, *(dim for dim in (-2, -1) if bias.shape[dim] > 1))
+
+
+def add_log_sizes(bias: Tensor | None, log_sizes: Tensor) -> Tensor:
+    """Add the logarithm of each key's group size to the bias; a boolean mask becomes an additive one."""
+    if bias is None:
+        return log_sizes[None, None, None, :]
+    if bias.dtype == torch.bool:
+        return log_sizes.expand(bias.shape).masked_fill(~bias, float("-inf"))
+    return bias + log_sizes.to(bias.dtype)

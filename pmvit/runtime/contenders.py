@@ -85,13 +85,13 @@ class _Sliced(nn.Module):
         self.count = count
         self.is_last = is_last
 
-    def forward(self, state: State, **arguments: object) -> State:
+    def forward(self, state: State, *positional: object, **arguments: object) -> State:
         tokens, everything = state if isinstance(state, tuple) else (state, state)
         if tokens.shape[1] > self.count:
             tokens = tokens[:, : self.count]
         elif tokens.shape[1] < self.count:
             tokens = torch.cat([tokens, everything[:, tokens.shape[1] : self.count]], dim=1)
-        tokens = self.block(tokens, **arguments)
+        tokens = self.block(tokens, *positional, **arguments)
         return tokens if self.is_last else (tokens, everything)
 
 
@@ -105,8 +105,8 @@ class _TakenOut(nn.Module):
         self.block = block
         self.register_buffer("tokens", tokens, persistent=False)
 
-    def forward(self, everything: Tensor, **arguments: object) -> Tensor:
-        taken = self.block(everything.index_select(1, self.tokens), **arguments)
+    def forward(self, everything: Tensor, *positional: object, **arguments: object) -> Tensor:
+        taken = self.block(everything.index_select(1, self.tokens), *positional, **arguments)
         return everything.index_copy(1, self.tokens, taken)
 
 

@@ -258,7 +258,9 @@ class Stage(nn.Module):
         self.block = block
         self.to_head = nn.ModuleList(to_head) if to_head is not None else None
 
-    def forward(self, state: Tensor | Table, **arguments: object) -> Tensor | Table:
+    def forward(
+        self, state: Tensor | Table, *positional: object, **arguments: object
+    ) -> Tensor | tuple[Tensor, ...] | Table:
         table = state if isinstance(state, Table) else Table(state)
         if table.tokens.shape[1] != self.num_inputs:
             raise ValueError(
@@ -267,12 +269,14 @@ class Stage(nn.Module):
             )
         for hand_over in self.hand_over:
             table = hand_over(table)
-        table = table.after_block(self.block(table.tokens, **arguments))
+        output = self.block(table.tokens, *positional, **arguments)
+        tokens, *others = output if isinstance(output, tuple) else (output,)
+        table = table.after_block(tokens)
         if self.to_head is None:
             return table
         for hand_over in self.to_head:
             table = hand_over(table)
-        return table.tokens
+        return (table.tokens, *others) if isinstance(output, tuple) else table.tokens
 
 
 class Narrowed(nn.Module):
@@ -282,7 +286,5 @@ class Narrowed(nn.Module):
         super().__init__()
         self.wrapper = wrapper
 
-    def forward(self, groups: Tensor, **arguments: object) -> Tensor:
-        narrow = self.wrapper.narrow_arguments
-        narrowed = narrow(self.wrapper, arguments) if narrow is not None else arguments
-        return cast(Tensor, self.wrapper.block(groups, **narrowed))
+    def forward(self, groups: Tensor, *positional: object, **arguments: object) -> Tensor:
+        return cast(Tensor, self.wrapper.block(groups, **self.wrapper.block_arguments(positional, arguments)))
