@@ -110,7 +110,8 @@ class PruneMerge(nn.Module):
     rows and have no weights.
 
     Args:
-        block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape.
+        block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape. (The
+            wrapper itself also takes tokens as they lie in their grid, and returns them so.)
         groups: The group of each patch token, `PRUNED` for none; every group 0 ... m - 1 has a member.
         centres: The patch token that stands for each group where the host needs a position.
         weights: The weight of each patch token in its group; those of pruned tokens are not read.
@@ -223,6 +224,8 @@ class PruneMerge(nn.Module):
         return dense_matrix(SparseRows(columns, offsets), self.reconstruct_weights, self.num_groups)
 
     def forward(self, tokens: Tensor, **arguments: Any) -> Tensor:
+        shape = tokens.shape
+        tokens = tokens.flatten(1, -2)  # rows and columns of a grid, if they come so
         expected = self.num_prefix + self.num_patches
         if tokens.shape[1] != expected:
             raise ValueError(
@@ -234,8 +237,8 @@ class PruneMerge(nn.Module):
         merged = self._merge(tokens)
         output = self.block(merged, **arguments)
         if self.reconstruct == "pinv":
-            return self._reconstruct(output).add_(pruned_shortcut(tokens, self.token_mask))
-        return self._reconstruct(output - merged).add_(tokens)
+            return self._reconstruct(output).add_(pruned_shortcut(tokens, self.token_mask)).view(shape)
+        return self._reconstruct(output - merged).add_(tokens).view(shape)
 
     def _merge(self, tokens: Tensor) -> Tensor:
         if self.learn == "dense":

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.prune_merge import PruneMerge
+from pmvit.windows import Windows
 
 EXAMPLE = """
     from pmvit.models import Adapter, TokenLayout, register
@@ -33,10 +34,14 @@ Target = Literal["eager", "graph", "onnx"]
 
 
 class TokenLayout(NamedTuple):
-    """Where the tokens of a model come from: a grid of patches, after `num_prefix` tokens of other kinds."""
+    """Where the tokens of a block come from: a grid of patches, after `num_prefix` tokens of other kinds.
+
+    Where attention stays inside windows of the grid, `windows` says which.
+    """
 
     grid: tuple[int, int]
     num_prefix: int
+    windows: Windows | None = None
 
     @property
     def num_patches(self) -> int:
@@ -69,8 +74,12 @@ class Adapter:
         raise _missing(self, "matches")
 
     def layout(self, model: nn.Module) -> TokenLayout:
-        """The token grid and the number of prefix tokens."""
+        """The token grid and the number of prefix tokens, at the first block."""
         raise _missing(self, "layout")
+
+    def layouts(self, model: nn.Module) -> list[TokenLayout]:
+        """The layout at each block, first to last; the same at all of them unless an adapter says otherwise."""
+        return [self.layout(model)] * len(self.block_names(model))
 
     def block_names(self, model: nn.Module) -> list[str]:
         """The module paths of the transformer blocks, first to last."""
@@ -79,6 +88,17 @@ class Adapter:
     def input_size(self, model: nn.Module) -> tuple[int, int, int]:
         """Channels, height and width of the images the model takes."""
         raise _missing(self, "input_size")
+
+    def runs(self, model: nn.Module) -> list[list[str]]:
+        """The names of the blocks, parted where anything else than a block touches the tokens in between."""
+        return [self.block_names(model)]
+
+    def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
+        """Make a wrapped block run on its groups; return what was changed. `narrow` is enough for most hosts."""
+        return self.narrow(wrapper)
+
+    def stand_in(self, module: nn.Module) -> None:
+        """Let a module that takes the place of a block take and return what the host expects of one."""
 
     def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
         """Reduce to the groups what a block holds per token (position biases); return what was changed."""

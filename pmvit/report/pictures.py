@@ -39,9 +39,9 @@ def plan_picture(image: Tensor, plan: Plan) -> Image.Image:
     """The image and, beside it, what every block keeps of it, with captions."""
     tiles = [("the image", "", image)]
     for index in range(plan.depth):
-        layer = plan.layers.get(index, LayerPlan.keep_all(plan.num_patches))
+        layer = plan.layers.get(index, LayerPlan.keep_all(plan.num_patches(index)))
         counts = f"{layer.num_kept} kept, {layer.num_merged} merged, {layer.num_pruned} pruned"
-        tiles.append((f"block {index}", counts, compressed_view(image, layer, plan.grid)))
+        tiles.append((f"block {index}", counts, compressed_view(image, layer, plan.grids[index])))
     columns = math.ceil(math.sqrt(len(tiles) * 1.6))
     rows = math.ceil(len(tiles) / columns)
     size = (MARGIN + columns * (TILE + MARGIN), MARGIN + rows * (TILE + CAPTION + MARGIN))
