@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from pmvit._modes import evaluation_mode, frozen_parameters
-from pmvit.models import adapter_for
+from pmvit.models import Adapter, adapter_for
 from pmvit.prune_merge import PruneMerge
 
 aten = torch.ops.aten
@@ -118,6 +118,7 @@ def flops(model: nn.Module) -> Flops:
     """
     counts = _count(model).get_flop_counts()
     root = type(model).__name__
+    adapter = adapter_for(model)
     wrappers = {name: module for name, module in model.named_modules() if isinstance(module, PruneMerge)}
     products = shortcuts = 0
     for name, wrapper in wrappers.items():
@@ -126,7 +127,7 @@ def flops(model: nn.Module) -> Flops:
         inside = sum(counts[f"{root}.{name}.block"].values())
         products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
         num_tokens, num_groups = wrapper.token_mask.numel(), wrapper.centres.numel()
-        shortcuts += elementwise_macs(num_tokens, num_groups, _width(wrapper.block))
+        shortcuts += elementwise_macs(num_tokens, num_groups, _width(adapter, wrapper.block))
     return Flops(
         macs=sum(counts["Global"].values()) // 2 + shortcuts,
         module_macs=products + shortcuts,
@@ -148,14 +149,15 @@ def model_cost(model: nn.Module) -> ModelCost:
         apart = [counts.get(f"{root}.{name}.{part}", {}) for part in adapter.parts_without_tokens(block)]
         constant = sum(sum(part.values()) for part in apart) // 2
         linear = sum(by_operator.values()) // 2 - quadratic - constant
-        blocks.append(BlockCost(linear, quadratic, constant, _width(block)))
+        blocks.append(BlockCost(linear, quadratic, constant, _width(adapter, block)))
     outside = sum(counts["Global"].values()) // 2 - sum(int(block.macs(1.0)) for block in blocks)
     return ModelCost(outside, tuple(blocks))
 
 
-def _width(block: nn.Module) -> int:
+def _width(adapter: Adapter, block: nn.Module) -> int:
     """Numbers a token: what the block's first projection takes."""
-    for module in block.modules():
-        if isinstance(module, nn.Linear):
+    apart = tuple(f"{path}." for path in adapter.parts_without_tokens(block))
+    for name, module in block.named_modules():
+        if isinstance(module, nn.Linear) and not name.startswith(apart):
             return module.in_features
     return next(block.parameters()).shape[-1]

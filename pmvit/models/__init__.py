@@ -9,11 +9,13 @@ from pmvit.models.adapter import (
     register,
     supported_families,
 )
+from pmvit.models.timm_swin import TimmSwin
 from pmvit.models.timm_vit import TimmViT
 
 __all__ = [
     "Adapter",
     "HostChange",
+    "TimmSwin",
     "TimmViT",
     "TokenLayout",
     "adapter_for",

@@ -151,18 +151,19 @@ def contender(name: str, model: nn.Module, target: Target) -> nn.Module:
     return result.eval().requires_grad_(False)
 
 
-def in_place_plan(grid: tuple[int, int], depth: int) -> Plan:
+def in_place_plan(grid: tuple[int, int], depth: int, grids: tuple[tuple[int, int], ...] = ()) -> Plan:
     """A plan that keeps every token but hands them to the blocks in another order: everything runs, nothing changes."""
-    count = grid[0] * grid[1]
     layers = {}
-    for layer in range(depth):
+    for layer, (height, width) in enumerate(grids or (grid,) * depth):
+        count = height * width
         centres = torch.randperm(count, generator=torch.Generator().manual_seed(layer))
         layers[layer] = LayerPlan(tuple(torch.argsort(centres).tolist()), tuple(centres.tolist()), (1.0,) * count)
-    return Plan(grid, depth, layers)
+    return Plan(grid, depth, layers, grids=grids)
 
 
 def with_operations_in_place(model: nn.Module) -> nn.Module:
     """A model with all operations of Prune and Merge in place and nothing compressed (the paper's Table IV)."""
     adapter: Any = adapter_for(model)
-    plan = in_place_plan(adapter.layout(model).grid, len(adapter.block_names(model)))
+    grids = tuple(layout.grid for layout in adapter.layouts(model))
+    plan = in_place_plan(grids[0], len(grids), grids)
     return compress(original(model, "eager"), plan)
