@@ -48,16 +48,21 @@ class BlockCost:
         quadratic: What grows with their square (attention), for all tokens of the image.
         constant: What is the same for any number of tokens (the network behind a position bias).
         width: Numbers a token.
+        padded: Of `linear`, what runs on the padding of windows, too.
     """
 
     linear: int
     quadratic: int
     constant: int
     width: int
+    padded: int = 0
 
-    def macs(self, share: float) -> float:
-        """The block alone, run on this share of its tokens."""
-        return self.constant + self.linear * share + self.quadratic * share**2
+    def macs(self, share: float, places: float | None = None) -> float:
+        """The block alone, run on this share of its tokens, and of the places of its windows if it has any."""
+        if places is None:
+            return self.constant + self.linear * share + self.quadratic * share**2
+        on_tokens = (self.linear - self.padded) * share
+        return self.constant + on_tokens + self.padded * places + self.quadratic * places**2
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,9 @@ def model_cost(model: nn.Module) -> ModelCost:
         apart = [counts.get(f"{root}.{name}.{part}", {}) for part in adapter.parts_without_tokens(block)]
         constant = sum(sum(part.values()) for part in apart) // 2
         linear = sum(by_operator.values()) // 2 - quadratic - constant
-        blocks.append(BlockCost(linear, quadratic, constant, _width(adapter, block)))
+        inside = [counts.get(f"{root}.{name}.{part}", {}) for part in adapter.parts_on_padding(block)]
+        padded = sum(sum(part.values()) for part in inside) // 2 - quadratic - constant if inside else 0
+        blocks.append(BlockCost(linear, quadratic, constant, _width(adapter, block), padded))
     outside = sum(counts["Global"].values()) // 2 - sum(int(block.macs(1.0)) for block in blocks)
     return ModelCost(outside, tuple(blocks))
 

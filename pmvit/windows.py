@@ -104,9 +104,10 @@ class Budget:
         """Tokens that each window keeps. Padding is attended to as well: where there is any, a place is left for it."""
         return torch.minimum(self.tokens, places - self.padding.clamp(max=1))
 
-    def nearest(self, num_kept: int) -> int:
-        """The places a window for which the tokens kept come nearest to a number."""
-        return min(range(self.least, self.area + 1), key=lambda places: abs(int(self.kept(places).sum()) - num_kept))
+    def at_most(self, num_kept: int) -> int:
+        """The most places a window for which no more tokens are kept than a number."""
+        fitting = [places for places in range(self.least, self.area + 1) if int(self.kept(places).sum()) <= num_kept]
+        return fitting[-1] if fitting else self.least
 
     def places(self, kept: Tensor) -> int | None:
         """The places a window that go with these numbers of kept tokens; `None` if there is no such number."""

@@ -119,6 +119,10 @@ class Adapter:
         """Paths of parts of a block whose cost does not depend on the tokens it runs on."""
         return []
 
+    def parts_on_padding(self, block: nn.Module) -> list[str]:
+        """Paths of parts of a block, attention among them, that run on the padding of windows as on tokens."""
+        return []
+
     def tokens_read(self, model: nn.Module) -> int | None:
         """How many of the first tokens are read after the blocks; `None` for all of them."""
         return None

@@ -66,6 +66,9 @@ class SwinAdapter(Adapter):
         prefix = "host." if isinstance(block, WindowBlock) else ""
         return [prefix + path for path in self.recipe(host_of(block)).without_tokens]
 
+    def parts_on_padding(self, block: nn.Module) -> list[str]:
+        return [self.recipe(block).attention]
+
     @contextmanager
     def for_scoring(self, model: nn.Module) -> Iterator[None]:
         """Let every block attend through `scaled_dot_product_attention`, which not every host calls."""
@@ -75,7 +78,6 @@ class SwinAdapter(Adapter):
         try:
             for block, layout in zip(blocks, self.layouts(model), strict=True):
                 whole = whole_block(block, self.recipe(block), layout).eval()
-                whole.fused = True
                 vars(block)["forward"] = partial(self._run_whole, whole)
             for module in checkpointing:
                 vars(module)["grad_checkpointing"] = False

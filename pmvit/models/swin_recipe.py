@@ -15,10 +15,12 @@ class Recipe(ABC):
 
     Attributes:
         post_norm: Whether a branch is normalised behind its layers (Swin v2) or before them.
+        attention: The path of attention.
         without_tokens: Paths of the parts that do not run on tokens.
     """
 
     post_norm: bool = False
+    attention: str = "attn"
     without_tokens: tuple[str, ...] = ()
 
     @abstractmethod

@@ -11,7 +11,7 @@ from torch import Tensor
 from pmvit.cost import elementwise_macs
 from pmvit.errors import PmvitError
 from pmvit.planning.grouping import group_layer
-from pmvit.planning.plan import Grouping, Plan, Scope, Weights, record
+from pmvit.planning.plan import Grouping, LayerPlan, Plan, Scope, Weights, record
 from pmvit.prune_merge import Reconstruct
 from pmvit.scoring import Scores
 from pmvit.windows import Budget, Windows
@@ -254,8 +254,8 @@ def fit_to_windows(
 ) -> tuple[Tensor, Tensor]:
     """Split the tokens of a layer anew, so that all its windows keep as many; return two masks.
 
-    As many a window as come nearest to the number of kept tokens of the layer: the best of each region, as long as
-    there is room, and then the best of the window. A token in a region that keeps none has nothing to join: it is
+    As many a window as the number of kept tokens of the layer allows, rounded down: the best of each region, as long
+    as there is room, and then the best of the window. A token in a region that keeps none has nothing to join: it is
     pruned.
     """
     places = windows.places(grid)
@@ -269,7 +269,7 @@ def fit_to_windows(
     budget = Budget.of(windows, grid)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order)) - (budget.tokens.cumsum(0) - budget.tokens)[of_window[order]]
-    kept = rank < budget.kept(budget.nearest(num_kept))[of_window]
+    kept = rank < budget.kept(budget.at_most(num_kept))[of_window]
     has_centre = torch.zeros(len(first), dtype=torch.bool)
     has_centre[of_region[kept]] = True
     pruned = ~has_centre[of_region]
@@ -283,14 +283,24 @@ def predicted_macs(scores: Scores, plan: Plan) -> float:
     """Multiply-accumulates of the model compressed by this plan: what `flops` will count on it."""
     total = float(scores.cost.outside)
     for index, block in enumerate(scores.cost.blocks):
-        layer = plan.layers.get(index)
+        layer, windows = plan.layers.get(index), scores.windows[index]
         if layer is None or layer.is_identity:
             total += block.macs(1.0)
             continue
         num_tokens, num_groups = (scores.num_prefix + count for count in (layer.num_tokens, layer.num_kept))
         products = 2 * (scores.num_prefix + layer.num_entries) * block.width
-        total += block.macs(num_groups / num_tokens) + products + elementwise_macs(num_tokens, num_groups, block.width)
+        places = None if windows is None else share_of_places(layer, windows, plan.grids[index])
+        total += block.macs(num_groups / num_tokens, places) + products
+        total += elementwise_macs(num_tokens, num_groups, block.width)
     return total
+
+
+def share_of_places(layer: LayerPlan, windows: Windows, grid: tuple[int, int]) -> float | None:
+    """How much of its windows a layer keeps, padding included; `None` if they do not all keep as much."""
+    budget = Budget.of(windows, grid)
+    of_window = windows.places(grid)[list(layer.centres)] // windows.area
+    places = budget.places(torch.bincount(of_window, minlength=len(budget.tokens)))
+    return None if places is None else places / windows.area
 
 
 def _solve(make: Callable[[float], Plan], cost: Callable[[Plan], float], target: float, unit: str, steps: int) -> Plan:
