@@ -68,6 +68,7 @@ class Adapter:
 
     family: str
     takes_attention_bias: bool = False
+    keeps_grid: bool = False  # the blocks take and return tokens in rows and columns
 
     def matches(self, model: nn.Module) -> bool:
         """Whether this adapter serves the model."""

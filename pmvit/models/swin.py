@@ -18,6 +18,7 @@ class SwinAdapter(Adapter):
     """Blocks stand in stages, each with a grid of half the size of the one before; all tokens reach the head."""
 
     takes_attention_bias = True
+    keeps_grid = True
 
     def recipe(self, block: nn.Module) -> Recipe:
         """What a host's block is made of."""

@@ -23,6 +23,7 @@ from pmvit.models.adapter import Target
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.maps import chain, identity_maps, maps_of
 from pmvit.runtime.stages import FORMS, Form, HandOver, Narrowed, Stage, cheapest_form
+from pmvit.runtime.window_runs import chain_windows
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -71,6 +72,9 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     layout = adapter.layout(model)
     names = adapter.block_names(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
+    if layout.windows is not None:
+        chain_windows(model, adapter, config.target, config.fuse)
+        return _finished(model, config)
     read = adapter.tokens_read(model) if config.tokens == "head" else None
     num_read = layout.num_tokens if read is None else read
     parts = [_part(adapter, model.get_submodule(name), read is not None and name == names[-1]) for name in names]
@@ -96,6 +100,10 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
         num_inputs, num_outputs = num_outputs, step.num_outputs
         to_head = _hand_overs(tables.to_head, num_outputs, num_read, config) if name == names[-1] else None
         model.set_submodule(name, Stage(num_inputs, hand_over, block, to_head))
+    return _finished(model, config)
+
+
+def _finished(model: Model, config: InferenceConfig) -> Model:
     if compression_of(model) is not None:
         del model.compression
     if getattr(model, "grad_checkpointing", False):
