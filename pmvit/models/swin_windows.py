@@ -69,18 +69,17 @@ class WindowBlock(nn.Module):
         in_order = torch.equal(sources, torch.arange(len(centres)))
         index = recipe.bias_index(host).cpu().view(windows.area, windows.area)
         inside = chosen % windows.area
-        device, dtype = places.device, next(host.parameters()).dtype
-        device = next(host.parameters()).device
+        parameter = next(host.parameters())
         extra = _extra_bias(chosen, regions, windows.slots(grid), sources.view(chosen.shape), log_sizes)
         buffers = {
             "sources": None if in_order else torch.where(sources == PADDING, len(centres), sources),
             "places": None if in_order else places,
             "bias_index": index[inside[:, :, None], inside[:, None, :]],
-            "extra_bias": None if extra is None else extra.to(dtype),
+            "extra_bias": None if extra is None else extra.to(parameter.dtype),
             "bias": None,
         }
         for name, buffer in buffers.items():
-            self.register_buffer(name, None if buffer is None else buffer.to(device), persistent=False)
+            self.register_buffer(name, None if buffer is None else buffer.to(parameter.device), persistent=False)
 
     def extra_repr(self) -> str:
         return f"{self.num_windows} windows of {self.window_groups}"
@@ -167,22 +166,18 @@ def _choose(centres: Tensor, budget: Budget, slots: Tensor, regions: Tensor) -> 
             f"{int(kept.min())} to {int(kept.max())}: was the plan made for another window size?"
         )
     padding = torch.nonzero(slots.flatten() == PADDING).flatten()
-    padding = padding[torch.argsort(_number_in_region(regions[padding]), stable=True)]  # one of each region first
+    padding = padding[torch.argsort(_number_within(regions[padding]), stable=True)]  # one of each region first
     candidates = torch.cat([centres, padding])
     candidates = candidates[torch.argsort(candidates // area, stable=True)]
-    offsets = torch.bincount(candidates // area, minlength=num_windows).cumsum(0)
-    number = torch.arange(len(candidates)) - (offsets - torch.bincount(candidates // area, minlength=num_windows))[
-        candidates // area
-    ]
-    return candidates[number < count].view(num_windows, count)
+    return candidates[_number_within(candidates // area) < count].view(num_windows, count)
 
 
-def _number_in_region(regions: Tensor) -> Tensor:
-    """Which of its region each entry is, in their order."""
-    order = torch.argsort(regions, stable=True)
-    counts = torch.bincount(regions)
+def _number_within(keys: Tensor) -> Tensor:
+    """Which of those with its key each entry is, in their order."""
+    order = torch.argsort(keys, stable=True)
+    counts = torch.bincount(keys)
     number = torch.empty_like(order)
-    number[order] = torch.arange(len(order)) - (counts.cumsum(0) - counts)[regions[order]]
+    number[order] = torch.arange(len(order)) - (counts.cumsum(0) - counts)[keys[order]]
     return number
 
 

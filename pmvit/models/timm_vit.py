@@ -30,7 +30,7 @@ class TimmViT(Adapter):
 
     family = "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, ViT-RelPos)"
     takes_attention_bias = True
-    classes = (VisionTransformer, VisionTransformerRelPos, Beit, Eva)
+    classes: tuple[type[nn.Module], ...] = (VisionTransformer, VisionTransformerRelPos, Beit, Eva)
     # What a block calls the additive bias on its attention scores.
     bias_arguments = ("attn_mask", "shared_rel_pos", "shared_rel_pos_bias")
 

@@ -19,8 +19,35 @@ from pmvit.runtime.maps import EXACT, factor
 from pmvit.runtime.stages import HandOver, Segment, State
 
 
+class Sparse(NamedTuple):
+    """A matrix by its entries, in float64; those at one place add up."""
+
+    rows: Tensor
+    columns: Tensor
+    values: Tensor
+    shape: tuple[int, int]
+
+    def dense(self) -> Tensor:
+        """Written out, without what is a rounding error."""
+        matrix = torch.zeros(self.shape, dtype=torch.float64)
+        matrix.index_put_((self.rows, self.columns), self.values, accumulate=True)
+        matrix[matrix.abs() < EXACT] = 0.0
+        return matrix
+
+    def times(self, other: "Sparse") -> "Sparse":
+        """The product of two matrices."""
+        order = torch.argsort(other.rows, stable=True)
+        sizes = torch.bincount(other.rows, minlength=other.shape[0])
+        meets = sizes[self.columns]  # how many entries of the other each of these meets
+        ends = meets.cumsum(0)
+        first = (sizes.cumsum(0) - sizes)[self.columns] - (ends - meets)
+        met = order[torch.repeat_interleave(first, meets) + torch.arange(int(meets.sum()))]
+        rows, values = (torch.repeat_interleave(part, meets) for part in (self.rows, self.values))
+        return Sparse(rows, other.columns[met], values * other.values[met], (self.shape[0], other.shape[1]))
+
+
 class SparseMaps(NamedTuple):
-    """The maps around one block, as sparse matrices in float64.
+    """The maps around one block.
 
     Attributes:
         enter: From the tokens to groups and remainder.
@@ -28,8 +55,8 @@ class SparseMaps(NamedTuple):
         num_groups: The first rows of the one and the first columns of the other.
     """
 
-    enter: Tensor
-    leave: Tensor
+    enter: Sparse
+    leave: Sparse
     num_groups: int
 
 
@@ -72,14 +99,14 @@ def _carrying(
     return result
 
 
-def _sparse(entries: Sequence[tuple[Tensor, Tensor, Tensor]], height: int, width: int) -> Tensor:
+def _sparse(entries: Sequence[tuple[Tensor, Tensor, Tensor]], height: int, width: int) -> Sparse:
     rows, columns, values = (torch.cat([part.cpu() for part in parts]) for parts in zip(*entries, strict=True))
-    return torch.sparse_coo_tensor(torch.stack([rows, columns]), values, (height, width)).coalesce()
+    return Sparse(rows, columns, values, (height, width))
 
 
 def _eye(count: int) -> SparseMaps:
     index = torch.arange(count)
-    identity = _sparse([(index, index, torch.ones(count, dtype=torch.float64))], count, count)
+    identity = Sparse(index, index, torch.ones(count, dtype=torch.float64), (count, count))
     return SparseMaps(identity, identity, count)
 
 
@@ -128,8 +155,8 @@ class Taps(HandOver):
 
 
 class WindowStage(nn.Module):
-    """A hand-over and the block after it. The first of a stage takes tokens, in their grid or not; the last returns them
-    so; what travels in between are tables.
+    """A hand-over and the block after it. The first of a stage takes tokens, the last returns them, in their grid if
+    that is what the host does; what travels in between are tables.
     """
 
     def __init__(
@@ -168,7 +195,7 @@ def chain_windows(model: nn.Module, adapter: Adapter, target: Target, fuse: bool
             if isinstance(wrapper.block, WindowBlock):
                 wrapper.block.freeze(target, inplace=is_open and bool(hand_over))
             is_last = name == names[-1]
-            back = [form(maps.leave.to_dense(), maps.num_groups, maps.leave.shape[0])] if is_last else None
+            back = [form(maps.leave.dense(), maps.num_groups, maps.leave.shape[0])] if is_last else None
             stage = WindowStage(hand_over, block, back, layouts[name].grid if adapter.keeps_grid else None)
             adapter.stand_in(stage)
             model.set_submodule(name, stage)
@@ -193,11 +220,10 @@ def _between(before: SparseMaps | None, after: SparseMaps, form: type[HandOver],
         matrices, num_outputs = [after.enter], after.enter.shape[1]
     else:
         num_outputs = before.num_groups
-        matrices = [torch.sparse.mm(after.enter, before.leave)] if fuse else [before.leave, after.enter]
+        matrices = [after.enter.times(before.leave)] if fuse else [before.leave, after.enter]
     result = []
     for place, sparse in enumerate(matrices):
-        matrix = sparse.to_dense()
-        matrix[matrix.abs() < EXACT] = 0.0
+        matrix = sparse.dense()
         num_tokens = after.num_groups if place == len(matrices) - 1 else len(matrix)
         is_identity = len(matrix) == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix)).double())
         if not (is_identity and num_tokens == num_outputs):
