@@ -19,6 +19,7 @@ from torch import nn
 import pmvit
 from pmvit.models import adapter_for
 from pmvit.runtime.contenders import in_place_plan
+from scripts import sweep_swin
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 import timm.layers
@@ -30,6 +31,7 @@ FAMILIES = {
     "vision_transformer_relpos": "ViT with relative position bias",
     "beit": "BEiT",
     "eva": "EVA, EVA-02, DINOv3, Perception Encoder (rotary embedding)",
+    **sweep_swin.FAMILIES,
 }
 DEPTH, HEADS, HEAD_DIM, CLASSES = 2, 6, 16, 11
 
@@ -46,7 +48,8 @@ class Outcome:
 
 def architectures() -> list[tuple[str, str]]:
     """All (family, architecture) pairs of timm's registry."""
-    return [(family, name) for family in FAMILIES for name in timm.list_models(module=family)]
+    plain = [family for family in FAMILIES if family not in sweep_swin.FAMILIES]
+    return [(family, name) for family in plain for name in timm.list_models(module=family)] + sweep_swin.architectures()
 
 
 def create_reduced(name: str) -> nn.Module:
@@ -90,10 +93,11 @@ def try_architecture(family: str, name: str) -> Outcome:
     """Score, plan, compress, compare and decompress one architecture; any exception becomes the reason."""
     torch.manual_seed(0)
     try:
-        model = create_reduced(name)
+        model = sweep_swin.create_reduced(name, CLASSES) if family in sweep_swin.FAMILIES else create_reduced(name)
         randomise(model)
         adapter = adapter_for(model)
         layout = adapter.layout(model)
+        grids = tuple(layout.grid for layout in adapter.layouts(model))
         images = torch.randn(2, *adapter.input_size(model))
         labels = torch.tensor([0, 1])
         with torch.inference_mode():
@@ -101,11 +105,11 @@ def try_architecture(family: str, name: str) -> Outcome:
         if logits.dim() != 2:
             return Outcome(family, name, f"its output is {tuple(logits.shape)}, not logits")
         scores = pmvit.score(model, [(images, labels)], progress=False)
-        check(scores.values.shape == (DEPTH, layout.num_patches), "scores have the wrong shape")
+        check(scores.values.shape == (len(grids), layout.num_patches), "scores have the wrong shape")
         small = pmvit.compress(model, pmvit.plan(scores, keep=0.7, prune=0.1))
         biased = pmvit.compress(model, pmvit.plan(scores, keep=0.7, prune=0.1, attention_bias=True))
-        same = pmvit.compress(model, pmvit.Plan.keep_all(layout.grid, DEPTH))
-        permuted = pmvit.compress(model, in_place_plan(layout.grid, DEPTH))
+        same = pmvit.compress(model, pmvit.Plan.keep_all(layout.grid, len(grids), grids=grids))
+        permuted = pmvit.compress(model, in_place_plan(layout.grid, len(grids), grids))
         with torch.inference_mode():
             for compressed in (small, biased):
                 output = compressed(images)

@@ -11,6 +11,7 @@ from pmvit.models.adapter import (
 )
 from pmvit.models.timm_swin import TimmSwin
 from pmvit.models.timm_vit import TimmViT
+from pmvit.models.torchvision_swin import TorchvisionSwin
 
 __all__ = [
     "Adapter",
@@ -18,6 +19,7 @@ __all__ = [
     "TimmSwin",
     "TimmViT",
     "TokenLayout",
+    "TorchvisionSwin",
     "adapter_for",
     "adapter_of_family",
     "register",

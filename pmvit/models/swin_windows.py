@@ -156,7 +156,7 @@ def _check_regions(groups: Tensor, regions: Tensor) -> None:
 
 
 def _choose(centres: Tensor, budget: Budget, slots: Tensor, regions: Tensor) -> Tensor:
-    """The places at which each window is seen, (windows, places a window): those of the centres, then padding."""
+    """The places at which each window is seen, (windows, places a window): all, or the centres and then padding."""
     num_windows, area = slots.shape
     kept = torch.bincount(centres // area, minlength=num_windows)
     count = budget.places(kept)
@@ -165,6 +165,8 @@ def _choose(centres: Tensor, budget: Budget, slots: Tensor, regions: Tensor) -> 
             f"expected a plan that keeps as many tokens in each of {num_windows} windows of {area}; got "
             f"{int(kept.min())} to {int(kept.max())}: was the plan made for another window size?"
         )
+    if count == area:
+        return torch.arange(num_windows * area).view(num_windows, area)
     padding = torch.nonzero(slots.flatten() == PADDING).flatten()
     padding = padding[torch.argsort(_number_within(regions[padding]), stable=True)]  # one of each region first
     candidates = torch.cat([centres, padding])

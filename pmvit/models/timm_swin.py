@@ -106,8 +106,23 @@ class TimmSwin(SwinAdapter, TimmViT):
             "embed_dim": model.embed_dim,
             "depths": [len(stage.blocks) for stage in model.layers],
             "num_heads": [block.attn.num_heads for block in firsts],
-            "window_size": [list(block.window_size) for block in firsts],
-            "mlp_ratio": [block.mlp_ratio for block in firsts],
+            "window_size": _window_size(firsts),
+            "mlp_ratio": _one_or_all([block.mlp_ratio for block in firsts]),
             "always_partition": firsts[0].always_partition,
             "strict_img_size": not firsts[0].dynamic_mask,
         }
+
+
+def _window_size(firsts: list[Host]) -> Any:
+    """The window all stages were made with, each of which made it no larger than its grid; or one a stage."""
+    sizes = [tuple(block.window_size) for block in firsts]
+    largest = (max(rows for rows, _ in sizes), max(columns for _, columns in sizes))
+    for block, size in zip(firsts, sizes, strict=True):
+        fitting = largest if block.always_partition else tuple(map(min, block.input_resolution, largest))
+        if size != fitting:
+            return [_one_or_all(list(size)) for size in sizes]
+    return _one_or_all(list(largest))
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return values[0] if len(set(values)) == 1 else values
