@@ -39,9 +39,8 @@ def create_reduced(name: str, classes: int) -> nn.Module:
         depths=(2, 2, 2),
         embed_dim=24,
         num_heads=(1, 2, 3),
-        window_size=windows,
+        window_size=windows[0] if len(set(windows)) == 1 else windows,
         num_classes=classes,
         strict_img_size=not name.endswith(PADDED),
-        **({"pretrained_window_sizes": (12, 12, 6)} if "_to_" in architecture or "192to" in architecture else {}),
     )
     return model.eval()

@@ -1,21 +1,25 @@
 """Swin: windows, shifts, masks, padding, several grids; each property on v1 and v2, from scores to exported files."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import pmvit
+from pmvit.cli import app
 from pmvit.methods.tome import tome
 from pmvit.models import adapter_for
 from pmvit.models.swin_windows import WindowBlock
 from pmvit.planning import LayerPlan, Plan, predicted_macs
 from pmvit.prune_merge import PRUNED, PruneMerge
 from pmvit.report.pictures import plan_picture
-from pmvit.runtime.contenders import in_place_plan
+from pmvit.runtime.contenders import contender, in_place_plan, with_operations_in_place
 from pmvit.windows import PADDING, Budget, Windows
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
@@ -64,8 +68,8 @@ def scored(model: nn.Module, **options: Any) -> pmvit.Scores:
     return pmvit.score(model, [(images(model), torch.tensor([1, 2]))], progress=False, **options)
 
 
-def compressed(host: str = "v1", learn: Any = "group", **options: Any) -> tuple[Any, Any]:
-    model = small_swin(host)
+def compressed(host: str = "v1", learn: Any = "group", depths: Any = (2, 2), **options: Any) -> tuple[Any, Any]:
+    model = small_swin(host, depths=depths, num_heads=(2, 4)[: len(depths)])
     made = pmvit.plan(pmvit.score(model, [], scorer="random"), **{"keep": 0.6, "prune": 0.1, **options})
     return model, pmvit.compress(model, made, learn=learn)
 
@@ -125,7 +129,7 @@ def test_what_is_not_narrowed_would_show(host: str) -> None:
             original = [getattr(block, name) for block in blocks]
             for block in blocks:
                 if getattr(block, name) is not None:
-                    setattr(block, name, getattr(block, name).roll(1, 0))
+                    setattr(block, name, getattr(block, name).roll(1, 1 if name == "bias_index" else 0))
             assert difference(moved(images(model)), expected) > 1e-3, name
             for block, value in zip(blocks, original, strict=True):
                 setattr(block, name, value)
@@ -331,7 +335,7 @@ def test_passes_leave_no_rolling() -> None:
 @pytest.mark.parametrize("host", ["v1 padded", "v2"])
 def test_export_to_onnx(host: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    _, small = compressed(host)
+    _, small = compressed(host, depths=(2,))
     done = pmvit.export(small, tmp_path / "swin.onnx")
     assert done.max_error < 1e-4
     assert done.agreement == 1.0
@@ -407,3 +411,31 @@ def test_half_precision() -> None:
     with torch.inference_mode():
         expected = small(images(small))
         assert difference(small.half()(images(small).half()).float(), expected) < 0.05
+
+
+def test_the_contenders_of_a_benchmark_run() -> None:
+    model, small = compressed("v1 padded", skip=(1,))
+    with torch.inference_mode():
+        for name in ("original", "original-optimized", "compressed", "optimized", "bound", "direct"):
+            for target in ("eager", "graph"):
+                made = contender(name, small, cast("Any", target))
+                assert made(images(model)).isfinite().all(), (name, target)
+        assert difference(with_operations_in_place(small)(images(model)), model(images(model))) < 1e-5
+
+
+def test_the_command_line(pictures: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    save_file(small_swin("v1").state_dict(), weights)
+    arguments = ["img_size=112", "embed_dim=32", "depths=[2,2]", "num_heads=[2,4]"]
+    given = [part for argument in arguments for part in ("--model-arg", argument)]
+    run = partial(CliRunner().invoke, app)
+    told = run(["compress", V1, "--weights", str(weights), *given, "--data", str(pictures), "--keep", "0.7",
+                "--workers", "0", "-o", str(tmp_path / "out")])  # fmt: skip
+    assert told.exit_code == 0, told.output
+    for command in (["info", str(tmp_path / "out"), "--draw"], ["plan", str(tmp_path / "out/scores.json"), "--keep",
+                    "0.5", "-o", str(tmp_path / "plan.json")]):  # fmt: skip
+        told = run(command)
+        assert told.exit_code == 0, told.output
+        assert "block 3" in told.output
+    told = run(["evaluate", str(tmp_path / "out"), "--data", str(pictures), "--workers", "0"])
+    assert told.exit_code == 0, told.output

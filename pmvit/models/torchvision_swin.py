@@ -110,7 +110,7 @@ class TorchvisionSwin(SwinAdapter):
         return model.features[0][0].in_channels, height, width
 
     def _is_v2(self, model: Host) -> bool:
-        return hasattr(host_of(model.features[1][0]).attn, "logit_scale")  # type: ignore[union-attr]  # a Swin block
+        return hasattr(host_of(model.features[1][0]).attn, "logit_scale")
 
     def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         stages: list[Host] = [model.get_submodule(path) for path in self.stages(model)]

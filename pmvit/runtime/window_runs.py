@@ -187,7 +187,7 @@ def chain_windows(model: nn.Module, adapter: Adapter, target: Target, fuse: bool
     for names in adapter.runs(model):
         before: SparseMaps | None = None
         for name in names:
-            wrapper = _wrapped(model.get_submodule(name), adapter, layouts[name])
+            wrapper = wrapped(model.get_submodule(name), adapter, layouts[name])
             is_open = wrapper.learn == "group"
             maps = sparse_maps(wrapper) if is_open else _eye(layouts[name].num_tokens)
             hand_over = _between(before, maps, form, fuse)
@@ -202,7 +202,7 @@ def chain_windows(model: nn.Module, adapter: Adapter, target: Target, fuse: bool
             before = maps
 
 
-def _wrapped(block: nn.Module, adapter: Adapter, layout: TokenLayout) -> PruneMerge:
+def wrapped(block: nn.Module, adapter: Adapter, layout: TokenLayout) -> PruneMerge:
     """The block as a compressed one; a block on all tokens takes them window by window."""
     if isinstance(block, PruneMerge):
         return block
