@@ -16,6 +16,7 @@ from pmvit._modes import check_trainable
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document, write_atomically, write_text
 from pmvit.models import Adapter, HostChange, adapter_for, adapter_of_family
+from pmvit.outputs import predict
 from pmvit.planning import Plan
 from pmvit.prune_merge import Learn, PruneMerge
 
@@ -80,7 +81,7 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
         )
     if not inplace:
         model = copy.deepcopy(model)
-    changes: list[HostChange] = []
+    changes: list[HostChange] = adapter.prepare(model)
     for index, layer in sorted(plan.layers.items()):
         if layer.is_identity:
             continue
@@ -102,7 +103,7 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
         )
         wrapper.train(block.training)
         changes += adapter.fit(wrapper, layouts[index])
-        adapter.stand_in(wrapper)
+        adapter.stand_in(wrapper, block)
         model.set_submodule(names[index], wrapper)
     model.compression = Compression(plan, learn, tuple(changes))  # type: ignore[assignment]  # a record, not a module
     return model
@@ -204,7 +205,7 @@ def _check_description(adapter: Adapter, original: nn.Module, description: dict[
     rebuilt.load_state_dict(original.state_dict())
     image = torch.randn(1, *adapter.input_size(original), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        expected, got = (model.float().eval()(image) for model in (original, rebuilt))
+        expected, got = (predict(model.float().eval(), image) for model in (original, rebuilt))
     if not torch.allclose(got, expected, rtol=1e-4, atol=1e-4):
         raise PmvitError(
             f"{description['architecture']} with {description['arguments']} has the right weights but gives another "

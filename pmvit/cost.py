@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from pmvit._modes import evaluation_mode, frozen_parameters
 from pmvit.models import Adapter, adapter_for
+from pmvit.outputs import Predictor, as_module
 from pmvit.prune_merge import PruneMerge
 
 aten = torch.ops.aten
@@ -104,14 +105,17 @@ def elementwise_macs(num_tokens: int, num_groups: int, width: int) -> int:
     return (num_tokens + num_groups) * width
 
 
-def _count(model: nn.Module) -> FlopCounterMode:
-    """Run one image through the model in evaluation mode and count."""
+def _count(model: nn.Module) -> tuple[dict[str, dict[Any, int]], str]:
+    """Run one image through the model in evaluation mode and count: FLOPs by module and operator, the model's name."""
     parameter = next(model.parameters())
-    image = torch.zeros(1, *adapter_for(model).input_size(model), device=parameter.device, dtype=parameter.dtype)
+    adapter = adapter_for(model)
+    image = torch.zeros(1, *adapter.input_size(model), device=parameter.device, dtype=parameter.dtype)
     counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
-    with evaluation_mode(model), frozen_parameters(model), torch.no_grad(), counter:
-        model(image)
-    return counter
+    module = as_module(model)
+    with evaluation_mode(model), frozen_parameters(model), adapter.for_counting(model), torch.no_grad(), counter:
+        module(image)
+    root = type(module).__name__
+    return counter.get_flop_counts(), f"{root}.model" if isinstance(module, Predictor) else root
 
 
 def flops(model: nn.Module) -> Flops:
@@ -121,8 +125,7 @@ def flops(model: nn.Module) -> Flops:
     the element-wise shortcut of every compressed block. Like the papers of the field, one multiply-accumulate counts
     as one FLOP, and normalisation, activations and residual additions of the host do not count.
     """
-    counts = _count(model).get_flop_counts()
-    root = type(model).__name__
+    counts, root = _count(model)
     adapter = adapter_for(model)
     wrappers = {name: module for name, module in model.named_modules() if isinstance(module, PruneMerge)}
     products = shortcuts = 0
@@ -143,8 +146,7 @@ def flops(model: nn.Module) -> Flops:
 
 def model_cost(model: nn.Module) -> ModelCost:
     """Measure what each block of an uncompressed model costs and how it grows with the number of tokens."""
-    counts = _count(model).get_flop_counts()
-    root = type(model).__name__
+    counts, root = _count(model)
     blocks = []
     adapter = adapter_for(model)
     for name in adapter.block_names(model):

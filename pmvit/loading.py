@@ -1,4 +1,4 @@
-"""A model from a name (timm's architectures and hub, what pmvit saved), and images prepared for a model.
+"""A model from a name (timm, Hugging Face, torchvision, what pmvit saved), and images prepared for a model.
 
 Nothing is ever unpickled unchecked.
 """
@@ -6,7 +6,7 @@ Nothing is ever unpickled unchecked.
 import pickle
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmvit.compress import load, load_tensors, read_tensors
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.errors import PmvitError
-from pmvit.models import adapter_for
+from pmvit.models import adapter_for, find_adapter, hf_loading
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -44,19 +44,31 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
     """Make a model in evaluation mode.
 
     Args:
-        name: A folder or file that pmvit saved, one of timm's architectures, or `hf-hub:owner/name`.
-        weights: A file with the weights; without it timm fetches its pretrained ones.
-        arguments: More arguments for `timm.create_model`. The number of classes is taken from the weights if not given;
-            another number gives the model a new head, as in timm.
+        name: A folder or file that pmvit saved; one of timm's architectures, or `hf-hub:owner/name` for its hub;
+            `hf:owner/name`, or a folder, for Hugging Face transformers; or `torchvision:name`.
+        weights: A file with the weights; without it the library fetches its pretrained ones.
+        arguments: More for `timm.create_model`, `from_pretrained` or torchvision's model. With timm the number of
+            classes is taken from the weights if not given; another number gives the model a new head.
 
     Raises:
         PmvitError: If there is no such model, or the weights do not fit it.
     """
+    library, _, rest = name.partition(":")
+    if library == "hf" or hf_loading.is_folder(Path(name)):
+        if weights is not None:
+            raise PmvitError(f"{name} brings its weights; got {weights} beside it: leave them out")
+        model: nn.Module = hf_loading.load_pretrained(rest if library == "hf" else name, arguments)
+        return model
     if Path(name).exists():
         if weights is not None or arguments:
             raise PmvitError(f"{name} is a saved model and brings its weights and arguments; got others beside it")
         return load(name)
     tensors = read_weights(Path(weights)) if weights is not None else None
+    if library == "torchvision":
+        model = _torchvision_model(rest, arguments, pretrained=tensors is None)
+        if tensors is not None:
+            load_tensors(model, tensors, str(weights))
+        return model
     new_head = False
     head = next((name for name in ("head.weight", "head.fc.weight") if tensors is not None and name in tensors), None)
     if tensors is not None and head is not None:
@@ -65,9 +77,12 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
     if ":" not in name and not timm.is_model(name.split(".")[0]):
         close = get_close_matches(name, timm.list_models(), n=3)
         hint = f": did you mean {' or '.join(close)}?" if close else ""
-        raise PmvitError(f"expected a saved model, a timm architecture or hf-hub:owner/name; got {name!r}{hint}")
+        raise PmvitError(
+            f"expected a saved model, a timm architecture, hf-hub:owner/name (timm), hf:owner/name (transformers) or "
+            f"torchvision:name; got {name!r}{hint}"
+        )
     try:
-        model: nn.Module = timm.create_model(name, pretrained=tensors is None, **arguments)
+        model = timm.create_model(name, pretrained=tensors is None, **arguments)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()
         raise PmvitError(
@@ -84,9 +99,32 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
     return model.eval()
 
 
+def _torchvision_model(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module:
+    """One of torchvision's vision transformers, with its default weights if `pretrained`."""
+    from torchvision.models import get_model, get_model_weights, list_models
+
+    names = list_models(include="vit_*")
+    if name not in names:
+        raise PmvitError(f"expected one of torchvision's {', '.join(names)}; got {name!r}")
+    try:
+        model: nn.Module = get_model(name, weights=None, **arguments)
+        if pretrained:
+            weights: Any = get_model_weights(name).DEFAULT
+            model.load_state_dict(weights.get_state_dict(progress=True, check_hash=True, weights_only=True))
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()
+        raise PmvitError(
+            f"torchvision could not make {name!r} with {arguments or 'its defaults'} "
+            f"({reason[0] if reason else error!r}). If it was the download that failed, pass the weights as a file"
+        ) from None
+    cast("Any", model).pretrained_cfg = {}  # where --data-arg leaves what differs from torchvision's preparation
+    return model.eval()
+
+
 def num_classes_of(model: nn.Module) -> int | None:
     """How many classes a model tells apart; `None` if it is no classifier."""
-    return getattr(model, "num_classes", None) or None
+    adapter = find_adapter(model)
+    return getattr(model, "num_classes", None) or None if adapter is None else adapter.num_classes(model)
 
 
 def open_loader(model: nn.Module, data: str | Path, *, labels: bool = True, **options: Any) -> FolderLoader:

@@ -17,6 +17,7 @@ N tokens go in and N come out, and nothing here depends on the input. Every colu
 most one entry, so both products are sums over short runs of tokens (`segment_sum`), not dense matrix products.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -110,8 +111,8 @@ class PruneMerge(nn.Module):
     rows and have no weights.
 
     Args:
-        block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape. (The
-            wrapper itself also takes tokens as they lie in their grid, and returns them so.)
+        block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape, or a
+            tuple that begins with it. (The wrapper itself also takes tokens as they lie in their grid.)
         groups: The group of each patch token, `PRUNED` for none; every group 0 ... m - 1 has a member.
         centres: The patch token that stands for each group where the host needs a position.
         weights: The weight of each patch token in its group; those of pruned tokens are not read.
@@ -162,6 +163,9 @@ class PruneMerge(nn.Module):
         self.reconstruct = reconstruct
         self.learn = learn
         self.narrow_arguments = narrow_arguments
+        named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = inspect.signature(block.forward).parameters.values()
+        self.argument_names = tuple(p.name for p in parameters if p.kind is named)[1:]  # after the tokens
         self._repeated: dict[str, tuple[tuple[object, ...], SparseRows, Tensor]] = {}
 
         prefix = torch.arange(num_prefix)
@@ -223,7 +227,7 @@ class PruneMerge(nn.Module):
         offsets = self.reconstruct_offsets[self.num_prefix :] - self.num_prefix
         return dense_matrix(SparseRows(columns, offsets), self.reconstruct_weights, self.num_groups)
 
-    def forward(self, tokens: Tensor, **arguments: Any) -> Tensor:
+    def forward(self, tokens: Tensor, *positional: Any, **arguments: Any) -> Any:
         shape = tokens.shape
         tokens = tokens.flatten(1, -2)  # rows and columns of a grid, if they come so
         expected = self.num_prefix + self.num_patches
@@ -232,13 +236,25 @@ class PruneMerge(nn.Module):
                 f"expected {expected} tokens ({self.num_patches} patches + {self.num_prefix} prefix), "
                 f"got {tokens.shape[1]}: was the plan made for another image size?"
             )
-        if self.narrow_arguments is not None:
-            arguments = self.narrow_arguments(self, arguments)
         merged = self._merge(tokens)
-        output = self.block(merged, **arguments)
+        output = self.block(merged, **self.block_arguments(positional, arguments))
+        if isinstance(output, tuple):
+            return (self._leave(tokens, merged, output[0]).view(shape), *output[1:])
+        return self._leave(tokens, merged, output).view(shape)
+
+    def block_arguments(self, positional: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
+        """What the block is called with beside the tokens, all by name and reduced to the groups."""
+        if len(positional) > len(self.argument_names):
+            raise TypeError(
+                f"expected at most {len(self.argument_names)} arguments after the tokens, got {len(positional)}"
+            )
+        arguments = {**dict(zip(self.argument_names, positional, strict=False)), **arguments}
+        return arguments if self.narrow_arguments is None else self.narrow_arguments(self, arguments)
+
+    def _leave(self, tokens: Tensor, merged: Tensor, output: Tensor) -> Tensor:
         if self.reconstruct == "pinv":
-            return self._reconstruct(output).add_(pruned_shortcut(tokens, self.token_mask)).view(shape)
-        return self._reconstruct(output - merged).add_(tokens).view(shape)
+            return self._reconstruct(output).add_(pruned_shortcut(tokens, self.token_mask))
+        return self._reconstruct(output - merged).add_(tokens)
 
     def _merge(self, tokens: Tensor) -> Tensor:
         if self.learn == "dense":

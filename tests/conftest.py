@@ -47,6 +47,26 @@ def deit_scores(deit_tiny: nn.Module, train_batches: list[tuple[torch.Tensor, to
     return pmvit.score(deit_tiny, train_batches, progress=False)
 
 
+@pytest.fixture(scope="session")
+def vit_tiny() -> nn.Module:
+    """ViT-Tiny with its ImageNet weights; tests do not change it."""
+    return create_model("vit_tiny_patch16_224", DATA / "weights" / "vit_tiny_patch16_224.safetensors").float()
+
+
+@pytest.fixture(scope="session")
+def real_images(vit_tiny: nn.Module) -> torch.Tensor:
+    """Eight ImageNet training images, prepared for ViT-Tiny."""
+    config = adapter_for(vit_tiny).data_config(vit_tiny)
+    images, _ = next(iter(image_folder(DATA / "imagenet/train", config, batch_size=8, workers=0, shuffle=True)))
+    return images
+
+
+@pytest.fixture(scope="session")
+def vit_tiny_plan(vit_tiny: nn.Module, real_images: torch.Tensor) -> pmvit.Plan:
+    """A plan at keep 0.6 for ViT-Tiny and for the same model in other libraries."""
+    return pmvit.plan(pmvit.score(vit_tiny, [real_images], loss="predicted", progress=False), keep=0.6, prune=0.1)
+
+
 @pytest.fixture
 def small_model() -> nn.Module:
     return small_vit()

@@ -8,14 +8,15 @@ import pmvit
 from pmvit.models import Adapter, TokenLayout, adapter_for, register
 from pmvit.models import adapter as adapters
 from pmvit.runtime.contenders import in_place_plan
-from scripts.sweep import architectures, randomise, try_architecture
+from scripts.sweep import randomise, try_model
+from scripts.sweep_models import timm_models
 from tests.helpers import small_vit
 
 from timm.models import vision_transformer  # isort: skip
 
 
 def test_every_architecture_of_the_families(capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes = [try_architecture(family, name) for family, name in architectures()]
+    outcomes = [try_model(candidate) for candidate in timm_models()]
     failures = {outcome.architecture: outcome.reason for outcome in outcomes if outcome.reason}
     with capsys.disabled():
         print(f"\n{len(outcomes) - len(failures)} of {len(outcomes)} timm architectures covered")

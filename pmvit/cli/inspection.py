@@ -75,6 +75,7 @@ def evaluate(
         "top-1 uncompressed": (result.reference_top1, "{:.2%}"),
         "agreement with it": (result.agreement, "{:.2%}"),
         "KL from it": (result.kl, "{:.4f}"),
+        "cosine to it": (result.cosine, "{:.4f}"),
     }
     for name, (value, form) in rows.items():
         if value is not None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-ModelName = Annotated[str, typer.Argument(help="A timm architecture, hf-hub:owner/name, or what pmvit saved.")]
+MODEL_HELP = "A timm name or hf-hub:owner/name; hf:owner/name (transformers); torchvision:name; or a saved model."
+ModelName = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or a .safetensors file.")]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="Weights file; without it timm fetches its own.")]
 ModelArguments = Annotated[
@@ -30,7 +31,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 SCORE_OPTIONS = {
     "iterations": Annotated[int | None, typer.Option(min=1, help="Batches to score at most; 500 if not given.")],
     "scorer": Annotated[str | None, typer.Option(help="grad_attn, attn, class_attn, grad_class_attn, grad or random.")],
-    "loss": Annotated[str | None, typer.Option(help="labels; or predicted, entropy, which need no labels.")],
+    "loss": Annotated[
+        str | None, typer.Option(help="labels; or predicted, entropy, which need no labels; embedding without classes.")
+    ],
     "abs_per_sample": Annotated[
         bool | None, typer.Option("--abs-per-sample/--abs-per-batch", help="Where scores are made absolute.")
     ],

@@ -150,6 +150,8 @@ def _print_tuned(best: "Evaluation | None", epoch: int, epochs: int) -> None:
         console.print(f"{epochs} epochs done; no images to validate on were given")
     elif best.top1 is not None:
         console.print(f"best after epoch {epoch} of {epochs}: top-1 {best.top1:.2%} on {best.images} images")
+    elif best.cosine is not None:
+        console.print(f"best after epoch {epoch} of {epochs}: cosine {best.cosine:.4f} on {best.images} images")
     elif best.kl is not None:
         console.print(f"best after epoch {epoch} of {epochs}: KL {best.kl:.4f} on {best.images} images")
 
@@ -204,12 +206,12 @@ def run(
         return
     table = Table(show_edge=False, pad_edge=False)
     images = next(iter(results.evaluations.values())).images
-    for title in (f"{images} images", "GFLOPs", "top-1", "top-5", "agreement", "KL"):
+    for title in (f"{images} images", "GFLOPs", "top-1", "top-5", "agreement", "KL", "cosine"):
         table.add_column(title, justify="left" if "images" in title else "right")
     for stage, result in results.evaluations.items():
         shares = (result.top1, result.top5, result.agreement)
         cells = ["-" if share is None else f"{share:.2%}" for share in shares]
-        kl = "-" if result.kl is None else f"{result.kl:.4f}"
-        table.add_row(stage, f"{results.gflops[stage]:.3f}", *cells, kl)
+        cells += ["-" if value is None else f"{value:.4f}" for value in (result.kl, result.cosine)]
+        table.add_row(stage, f"{results.gflops[stage]:.3f}", *cells)
     console.print(table)
     console.print(f"tuned model: {output}")

@@ -1,4 +1,5 @@
-"""Top-1, top-5 and cross-entropy; agreement and divergence from a reference model on the same images."""
+"""Top-1, top-5 and cross-entropy; agreement and divergence from a reference model on the same images; cosine to its
+embeddings where there are no classes."""
 
 import math
 from collections.abc import Iterable, Sequence, Sized
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from pmvit._modes import evaluation_mode
 from pmvit.data.batches import check_labels, unpack
 from pmvit.errors import PmvitError
+from pmvit.outputs import gives_logits, predict
 from pmvit.progress import track
 
 
@@ -29,6 +31,7 @@ class Evaluation:
         agreement: Share on which the first predictions of model and reference are the same.
         kl: Divergence KL(reference || model) of the predictions, in nats.
         reference_top1: Top-1 of the reference on the same images.
+        cosine: Of the output and the reference's, for models without classes.
     """
 
     images: int
@@ -40,10 +43,11 @@ class Evaluation:
     agreement: float | None
     kl: float | None
     reference_top1: float | None
+    cosine: float | None = None
 
 
 def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> dict[str, Tensor]:
-    """What one batch contributes: a number for each image, by name."""
+    """What one batch contributes: a number for each image, by name. Dense predictions count as their mean."""
     result = {}
     log_probabilities = logits.float().log_softmax(-1)
     if labels is not None:
@@ -52,18 +56,30 @@ def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> 
         result["top5"] = (ranked == labels[:, None]).any(1)
         result["cross_entropy"] = F.nll_loss(log_probabilities, labels, reduction="none")
     if reference is not None:
-        result["agreement"] = logits.argmax(-1) == reference.argmax(-1)
+        result["agreement"] = _per_image(logits.argmax(-1) == reference.argmax(-1))
         target = reference.float().log_softmax(-1)
-        result["kl"] = F.kl_div(log_probabilities, target, reduction="none", log_target=True).sum(-1)
+        result["kl"] = _per_image(F.kl_div(log_probabilities, target, reduction="none", log_target=True).sum(-1))
         if labels is not None:
             result["reference_top1"] = reference.argmax(-1) == labels
     return {name: values.cpu().double() for name, values in result.items()}
+
+
+def _per_image(values: Tensor) -> Tensor:
+    return values if values.dim() == 1 else values.double().flatten(1).mean(1)
+
+
+def measure_embeddings(output: Tensor, reference: Tensor) -> dict[str, Tensor]:
+    """The cosine of each image's output to the reference's."""
+    similarity = F.cosine_similarity(output.float().flatten(1), reference.float().flatten(1))
+    return {"cosine": similarity.cpu().double()}
 
 
 def evaluate(
     model: nn.Module, data: Iterable[Any], *, reference: nn.Module | None = None, progress: bool = True
 ) -> Evaluation:
     """Measure a classifier on labelled images, on unlabelled ones against a reference alone.
+
+    A model without classes (an image tower, a backbone) is compared with the reference by cosine; labels are not read.
 
     Args:
         model: The model to measure, compressed or not.
@@ -74,22 +90,43 @@ def evaluate(
     device = next(model.parameters()).device
     collected: dict[str, list[Tensor]] = {}
     images_seen = 0
+    has_classes = gives_logits(model)
     total = len(data) if isinstance(data, Sized) else None
     with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
         for batch in track(data, "evaluate", total, show=progress):
             images, labels = unpack(batch)
             images, labels = images.to(device), None if labels is None else labels.to(device)
             images_seen += len(images)
-            logits = model(images)
-            if labels is not None:
-                check_labels(labels, logits.shape[-1])
-            measured = measure(logits, labels, reference(images) if reference is not None else None)
+            logits = predict(model, images)
+            expected = predict(reference, images) if reference is not None else None
+            if has_classes:
+                labels = _checked(labels, logits)
+                measured = measure(logits, labels, expected)
+            elif expected is not None:
+                measured = measure_embeddings(logits, expected)
+            else:
+                raise PmvitError(
+                    f"a {type(model).__name__} has no classes to measure: pass the uncompressed original as reference="
+                )
             for name, values in measured.items():
                 collected.setdefault(name, []).append(values)
     if not images_seen:
         raise PmvitError("expected at least one image to evaluate on; got none")
     means = {name: torch.cat(values).mean().item() for name, values in collected.items()}
     return _evaluation(images_seen, len(getattr(data, "broken", ())), means)
+
+
+def _checked(labels: Tensor | None, logits: Tensor) -> Tensor | None:
+    """The labels, if there are any, and one for each prediction."""
+    if labels is None:
+        return None
+    if logits.dim() != 2:
+        raise PmvitError(
+            f"expected a classifier for labelled images, got predictions of shape {tuple(logits.shape)}: pass images "
+            "alone and the original as reference="
+        )
+    check_labels(labels, logits.shape[-1])
+    return labels
 
 
 def pooled(parts: Sequence[Evaluation]) -> Evaluation:
@@ -103,7 +140,7 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
     return _evaluation(images, sum(part.broken for part in parts), means)
 
 
-MEANS = ("top1", "top5", "cross_entropy", "agreement", "kl", "reference_top1")
+MEANS = ("top1", "top5", "cross_entropy", "agreement", "kl", "reference_top1", "cosine")
 
 
 def _evaluation(images_seen: int, broken: int, means: dict[str, float]) -> Evaluation:
@@ -118,4 +155,5 @@ def _evaluation(images_seen: int, broken: int, means: dict[str, float]) -> Evalu
         agreement=means.get("agreement"),
         kl=means.get("kl"),
         reference_top1=means.get("reference_top1"),
+        cosine=means.get("cosine"),
     )

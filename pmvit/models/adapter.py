@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
@@ -69,6 +70,19 @@ class Adapter:
     family: str
     takes_attention_bias: bool = False
     keeps_grid: bool = False  # the blocks take and return tokens in rows and columns
+    returns_tensor: bool = True  # calling the model with images gives a tensor; if not, `call` may do something else
+
+    def call(self, model: nn.Module, images: Tensor) -> Any:
+        """Run the model on images; `pmvit.outputs` makes a tensor of what comes out."""
+        return model(images)
+
+    def gives_logits(self, model: nn.Module) -> bool:
+        """Whether it puts out scores of classes; otherwise an embedding or features."""
+        return True
+
+    def num_classes(self, model: nn.Module) -> int | None:
+        """How many classes an image may have; `None` if the model is no image classifier."""
+        return getattr(model, "num_classes", None) or None
 
     def matches(self, model: nn.Module) -> bool:
         """Whether this adapter serves the model."""
@@ -94,12 +108,16 @@ class Adapter:
         """The names of the blocks, parted where anything else than a block touches the tokens in between."""
         return [self.block_names(model)]
 
+    def prepare(self, model: nn.Module) -> list[HostChange]:
+        """Change what has to be changed outside the blocks before they are wrapped; return what was changed."""
+        return []
+
     def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
         """Make a wrapped block run on its groups; return what was changed. `narrow` is enough for most hosts."""
         return self.narrow(wrapper)
 
-    def stand_in(self, module: nn.Module) -> None:
-        """Let a module that takes the place of a block take and return what the host expects of one."""
+    def stand_in(self, module: nn.Module, block: nn.Module) -> None:
+        """Let a module that takes the place of a block, all tokens in and all out, do what the host expects of one."""
 
     def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
         """Reduce to the groups what a block holds per token (position biases); return what was changed."""
@@ -128,6 +146,10 @@ class Adapter:
         """How many of the first tokens are read after the blocks; `None` for all of them."""
         return None
 
+    def reads_between_blocks(self, model: nn.Module) -> bool:
+        """Whether tokens are read or changed between the blocks (feature pyramids), so that all are needed there."""
+        return False
+
     def inference_block(
         self, block: nn.Module, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
     ) -> nn.Module:
@@ -149,6 +171,10 @@ class Adapter:
     def for_scoring(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Put the model in the state scoring needs (fused attention on, no recomputation) and back afterwards."""
         return nullcontext()
+
+    def for_counting(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Put the model in a state in which every product can be counted; usually that for scoring."""
+        return self.for_scoring(model)
 
     def describe(self, model: nn.Module, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         """What `build` needs to make the same (uncompressed) model again, as JSON data."""
@@ -183,15 +209,20 @@ def supported_families() -> list[str]:
     return [adapter.family for adapter in reversed(_adapters)]
 
 
+def find_adapter(model: nn.Module) -> Adapter | None:
+    """The adapter of a model, `None` if no adapter knows it."""
+    return next((adapter for adapter in _adapters if adapter.matches(model)), None)
+
+
 def adapter_for(model: nn.Module) -> Adapter:
     """Find the adapter of a model.
 
     Raises:
         PmvitError: If no adapter knows the model; the message lists the families and shows how to add one.
     """
-    for adapter in _adapters:
-        if adapter.matches(model):
-            return adapter
+    adapter = find_adapter(model)
+    if adapter is not None:
+        return adapter
     families = "".join(f"\n  - {family}" for family in supported_families())
     raise PmvitError(
         f"no adapter knows a {type(model).__module__}.{type(model).__name__}. Supported are:{families}\n"
@@ -212,3 +243,17 @@ def select_tokens(tensor: Tensor, tokens: Tensor, *dims: int) -> Tensor:
     for dim in dims:
         tensor = tensor.index_select(dim, tokens)
     return tensor
+
+
+def narrow_bias(bias: Tensor, centres: Tensor) -> Tensor:
+    """Keep the rows and columns of the centres of a bias or mask; a dimension of size 1 is broadcast and stays."""
+    return select_tokens(bias, centres, *(dim for dim in (-2, -1) if bias.shape[dim] > 1))
+
+
+def add_log_sizes(bias: Tensor | None, log_sizes: Tensor) -> Tensor:
+    """Add the logarithm of each key's group size to the bias; a boolean mask becomes an additive one."""
+    if bias is None:
+        return log_sizes[None, None, None, :]
+    if bias.dtype == torch.bool:
+        return log_sizes.expand(bias.shape).masked_fill(~bias, float("-inf"))
+    return bias + log_sizes.to(bias.dtype)

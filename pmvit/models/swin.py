@@ -1,7 +1,7 @@
 """What the adapters of all hosts' Swin models have in common."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ class SwinAdapter(Adapter):
         """The token grid of the first stage."""
         raise NotImplementedError
 
-    def windows(self, block: nn.Module, grid: tuple[int, int]) -> Windows:
+    def windows(self, model: nn.Module, block: nn.Module, grid: tuple[int, int]) -> Windows:
         """The windows of a block."""
         raise NotImplementedError
 
@@ -44,7 +44,7 @@ class SwinAdapter(Adapter):
         result = []
         for names in self.runs(model):
             blocks = [host_of(model.get_submodule(name)) for name in names]
-            result += [TokenLayout(grid, 0, self.windows(block, grid)) for block in blocks]
+            result += [TokenLayout(grid, 0, self.windows(model, block, grid)) for block in blocks]
             grid = (-(-grid[0] // 2), -(-grid[1] // 2))  # an odd side is padded
         return result
 
@@ -89,16 +89,22 @@ class SwinAdapter(Adapter):
             for module in hosts[len(blocks) :]:
                 module.grad_checkpointing = True
 
-    def _run_whole(self, whole: WindowBlock, tokens: Tensor, *others: Any, **arguments: Any) -> Any:
-        return self.answer(whole(tokens.flatten(1, -2)).view(tokens.shape))
+    def for_counting(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return nullcontext()  # hosts write their products out
 
-    def answer(self, tokens: Tensor) -> Any:
+    def _run_whole(self, whole: WindowBlock, tokens: Tensor, *others: Any, **arguments: Any) -> Any:
+        return self.answer(whole.host, whole(tokens.flatten(1, -2)).view(tokens.shape))
+
+    def answer(self, block: nn.Module, tokens: Tensor) -> Any:
         """What the host expects its block to return."""
         return tokens
 
 
 def host_of(block: nn.Module) -> nn.Module:
     """The host's block inside whatever stands in its place."""
-    if isinstance(block, PruneMerge):
-        block = block.block
-    return block.host if isinstance(block, WindowBlock) else block
+    while not isinstance(block, WindowBlock):
+        inside = getattr(block, "block", None)
+        if not isinstance(inside, nn.Module):
+            return block
+        block = inside
+    return block.host

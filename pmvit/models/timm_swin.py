@@ -82,7 +82,7 @@ class TimmSwin(SwinAdapter, TimmViT):
         height, width = model.patch_embed.grid_size
         return (int(height), int(width))
 
-    def windows(self, block: Host, grid: tuple[int, int]) -> Windows:
+    def windows(self, model: Host, block: Host, grid: tuple[int, int]) -> Windows:
         return Windows(tuple(block.window_size), tuple(block.shift_size))
 
     def has_class_token(self, model: Host) -> bool:

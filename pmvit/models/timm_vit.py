@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
-from pmvit.models.adapter import Adapter, HostChange, Target, TokenLayout, register, select_tokens
+from pmvit.models.adapter import (
+    Adapter,
+    HostChange,
+    Target,
+    TokenLayout,
+    add_log_sizes,
+    narrow_bias,
+    register,
+    select_tokens,
+)
 from pmvit.models.timm_inference import PartialBlock, is_plain
 from pmvit.prune_merge import PruneMerge
 
@@ -71,11 +80,14 @@ class TimmViT(Adapter):
             narrowed["rope"] = select_tokens(narrowed["rope"], wrapper.patch_centres, -2)
         for name in self.bias_arguments:
             if narrowed.get(name) is not None:
-                narrowed[name] = _narrow_bias(narrowed[name], wrapper.centres)
+                narrowed[name] = narrow_bias(narrowed[name], wrapper.centres)
         if wrapper.log_sizes is not None:
             name = next((name for name in self.bias_arguments if name in narrowed), "attn_mask")
-            narrowed[name] = _add_log_sizes(narrowed.get(name), wrapper.log_sizes)
+            narrowed[name] = add_log_sizes(narrowed.get(name), wrapper.log_sizes)
         return narrowed
+
+    def gives_logits(self, model: Host) -> bool:
+        return bool(model.num_classes)
 
     def has_class_token(self, model: Host) -> bool:
         return getattr(model, "cls_token", None) is not None
@@ -185,26 +197,12 @@ class NarrowBias(nn.Module):
 
     def get_bias(self) -> Tensor:
         """The bias as timm's attention adds it: (1, heads, groups, groups)."""
-        bias = _narrow_bias(self.full.get_bias(), self.centres)
-        return bias if self.log_sizes is None else _add_log_sizes(bias, self.log_sizes)
+        bias = narrow_bias(self.full.get_bias(), self.centres)
+        return bias if self.log_sizes is None else add_log_sizes(bias, self.log_sizes)
 
     def forward(self, attention: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """What timm calls where attention is not fused."""
         return attention + self.get_bias()
-
-
-def _narrow_bias(bias: Tensor, centres: Tensor) -> Tensor:
-    """Keep the rows and columns of the centres; a dimension of size 1 is broadcast and stays."""
-    return select_tokens(bias, centres, *(dim for dim in (-2, -1) if bias.shape[dim] > 1))
-
-
-def _add_log_sizes(bias: Tensor | None, log_sizes: Tensor) -> Tensor:
-    """Add the logarithm of each key's group size to the bias; a boolean mask becomes an additive one."""
-    if bias is None:
-        return log_sizes[None, None, None, :]
-    if bias.dtype == torch.bool:
-        return log_sizes.expand(bias.shape).masked_fill(~bias, float("-inf"))
-    return bias + log_sizes.to(bias.dtype)
 
 
 def input_channels(model: Host) -> int:

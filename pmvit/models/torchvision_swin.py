@@ -96,7 +96,7 @@ class TorchvisionSwin(SwinAdapter):
         rows, columns = model.features[0][0].stride
         return (height // rows, width // columns)
 
-    def windows(self, block: Host, grid: tuple[int, int]) -> Windows:
+    def windows(self, model: Host, block: Host, grid: tuple[int, int]) -> Windows:
         (rows, columns), shift = block.attn.window_size, block.attn.shift_size
         down, right = (
             0 if size >= side + -side % size else by

@@ -24,6 +24,7 @@ from pmvit.files import write_atomically, write_text
 from pmvit.methods.tome import tome
 from pmvit.models import adapter_for
 from pmvit.models.adapter import Target
+from pmvit.outputs import as_module
 from pmvit.progress import track
 from pmvit.runtime.contenders import CONTENDERS, contender, original, with_operations_in_place
 from pmvit.runtime.export import built_in_images
@@ -332,15 +333,15 @@ def _open(
     if calibration and runtime not in QUANTIZERS:
         raise PmvitError(f"eight bits are for {' and '.join(QUANTIZERS)}")
     if runtime == "eager":
-        return inferring(make("eager")), None
+        return inferring(as_module(make("eager"))), None
     if runtime == "compile":
         with quietly():
-            run = inferring(torch.compile(make("graph"), fullgraph=True))
+            run = inferring(torch.compile(as_module(make("graph")), fullgraph=True))
             run(images)
         return run, None
     target = RUNTIMES[runtime]
     file = path.with_suffix(target.suffix)
-    target.write(make(target.target), file, images, any_batch=False)
+    target.write(as_module(make(target.target)), file, images, any_batch=False)
     if calibration:
         QUANTIZERS[runtime](file, list(calibration))
     return target.open(file, threads), file

@@ -58,7 +58,7 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
         for name in names:
             block, tokens = _inside(model, name, layouts[name], target)
             sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
-            adapter.stand_in(sliced)
+            adapter.stand_in(sliced, block)
             model.set_submodule(name, sliced)
     return model
 
@@ -70,7 +70,7 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
     for name, layout in _layouts(adapter, model).items():
         block, tokens = _inside(model, name, layout, target)
         taken = _TakenOut(block, tokens)
-        adapter.stand_in(taken)
+        adapter.stand_in(taken, block)
         model.set_submodule(name, taken)
     return model
 
@@ -104,14 +104,14 @@ class _Sliced(nn.Module):
         self.is_last = is_last
         self.is_whole = is_whole
 
-    def forward(self, state: State, **arguments: object) -> State:
+    def forward(self, state: State, *positional: object, **arguments: object) -> State:
         tokens, given = state if isinstance(state, tuple) else (state.flatten(1, -2), state)
         everything = given.flatten(1, -2)
         if tokens.shape[1] > self.count:
             tokens = tokens[:, : self.count]
         elif tokens.shape[1] < self.count:
             tokens = torch.cat([tokens, everything[:, tokens.shape[1] : self.count]], dim=1)
-        tokens = self.block(tokens, **arguments)
+        tokens = self.block(tokens, *positional, **arguments)
         if not self.is_last:
             return tokens, given
         if self.is_whole:
@@ -129,9 +129,9 @@ class _TakenOut(nn.Module):
         self.block = block
         self.register_buffer("tokens", tokens, persistent=False)
 
-    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
         everything = tokens.flatten(1, -2)
-        taken = self.block(everything.index_select(1, self.tokens), **arguments)
+        taken = self.block(everything.index_select(1, self.tokens), *positional, **arguments)
         return everything.index_copy(1, self.tokens, taken).view(tokens.shape)
 
 

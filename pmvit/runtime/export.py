@@ -17,6 +17,7 @@ from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
 from pmvit.files import make_shared
 from pmvit.models import adapter_for
+from pmvit.outputs import as_module
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.quantize import QUANTIZERS
 from pmvit.runtime.targets import RUNTIMES, Run, Runtime, runtime_called
@@ -88,7 +89,7 @@ def export(
     calibration, compared = _halves(shown, size or 1) if int8 else (shown, shown)
     plain = copy.deepcopy(model).to("cpu", torch.float32)
     expected = _outputs(plain, compared)
-    ready = optimize_for_inference(plain, target=runtime.target)
+    ready = as_module(optimize_for_inference(plain, target=runtime.target))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         written = Path(folder) / path.name
@@ -175,7 +176,7 @@ def built_in_images(size: tuple[int, int, int], count: int) -> Tensor:
 
 def _outputs(model: nn.Module, images: Tensor) -> Tensor:
     with torch.inference_mode(), evaluation_mode(model):
-        return torch.cat([model(batch) for batch in images.split(16)]).clone()
+        return torch.cat([as_module(model)(batch) for batch in images.split(16)]).clone()
 
 
 def _run(run: Run, images: Tensor, size: int | None) -> Tensor:

@@ -47,6 +47,7 @@ def _report(place: Place, shape: tuple[int, ...], threads: int, report: Connecti
 
 def _measure(place: Place, shape: tuple[int, ...], threads: int) -> float:
     from pmvit.compress import load
+    from pmvit.outputs import as_module
     from pmvit.runtime.contenders import contender
     from pmvit.runtime.targets import RUNTIMES, inferring
 
@@ -58,7 +59,8 @@ def _measure(place: Place, shape: tuple[int, ...], threads: int) -> float:
     if place.file is not None:
         run = RUNTIMES[place.runtime].open(place.file, threads)
     else:
-        model = contender(place.contender, load(place.saved), "eager" if place.runtime == "eager" else "graph")
+        made = contender(place.contender, load(place.saved), "eager" if place.runtime == "eager" else "graph")
+        model = as_module(made)
         run = inferring(torch.compile(model, fullgraph=True) if place.runtime == "compile" else model)
     gc.collect()
     with suppress(AttributeError):

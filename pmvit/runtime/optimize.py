@@ -63,30 +63,46 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     `forward_intermediates` does, finds tables there instead of tokens.
 
     Args:
-        model: What `compress` or `load` returned, or an original model.
+        model: What `compress` or `load` returned, or an original model. If it reads tokens between its blocks (a
+            feature pyramid), all tokens are there after every block, and less can be left out.
         options: Fields of `InferenceConfig`.
     """
     config = InferenceConfig(**options)
     check_trainable(model)
     adapter = adapter_for(model)
-    layout = adapter.layout(model)
     names = adapter.block_names(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    if layout.windows is not None:
+    if any(layout.windows is not None for layout in adapter.layouts(model)):
         chain_windows(model, adapter, config.target, config.fuse)
-        return _finished(model, config)
-    read = adapter.tokens_read(model) if config.tokens == "head" else None
-    num_read = layout.num_tokens if read is None else read
+    elif adapter.reads_between_blocks(model):
+        for name in names:
+            if isinstance(model.get_submodule(name), PruneMerge):
+                _place_stages(model, adapter, [name], None, config)
+    else:
+        _place_stages(model, adapter, names, adapter.tokens_read(model) if config.tokens == "head" else None, config)
+    if compression_of(model) is not None:
+        del model.compression
+    if getattr(model, "grad_checkpointing", False):
+        cast("Any", model).grad_checkpointing = False
+    model.inference_config = config  # type: ignore[assignment]  # a record, not a module
+    return model.to(next(model.parameters()).device)
+
+
+def _place_stages(
+    model: nn.Module, adapter: Adapter, names: list[str], read: int | None, config: InferenceConfig
+) -> None:
+    """Replace a run of blocks: all tokens go in, and the first `read` of them come out, all if it is `None`."""
+    num_inputs = num_outputs = adapter.layout(model).num_tokens
+    num_read = num_outputs if read is None else read
     parts = [_part(adapter, model.get_submodule(name), read is not None and name == names[-1]) for name in names]
     tables = chain(
-        [maps_of(part.wrapper) if part.wrapper is not None else identity_maps(layout.num_tokens) for part in parts],
+        [maps_of(part.wrapper) if part.wrapper is not None else identity_maps(num_inputs) for part in parts],
         torch.arange(num_read),
         skip_outputs=[part.computes_partly for part in parts],
         shortcut=config.shortcut,
         drop_dead=config.drop_dead,
         fuse=config.fuse,
     )
-    num_inputs = num_outputs = layout.num_tokens
     for name, part, step in zip(names, parts, tables.steps, strict=True):
         hand_over = _hand_overs(step.hand_over, num_outputs, step.num_tokens, config)
         block = part.block
@@ -99,17 +115,10 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
             block = Narrowed(part.wrapper)
         num_inputs, num_outputs = num_outputs, step.num_outputs
         to_head = _hand_overs(tables.to_head, num_outputs, num_read, config) if name == names[-1] else None
-        model.set_submodule(name, Stage(num_inputs, hand_over, block, to_head))
-    return _finished(model, config)
-
-
-def _finished(model: Model, config: InferenceConfig) -> Model:
-    if compression_of(model) is not None:
-        del model.compression
-    if getattr(model, "grad_checkpointing", False):
-        cast("Any", model).grad_checkpointing = False
-    model.inference_config = config  # type: ignore[assignment]  # a record, not a module
-    return model.to(next(model.parameters()).device)
+        stage = Stage(num_inputs, hand_over, block, to_head)
+        if len(names) == 1 and part.wrapper is not None:
+            adapter.stand_in(stage, part.block)
+        model.set_submodule(name, stage)
 
 
 class _Part(NamedTuple):

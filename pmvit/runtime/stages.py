@@ -229,7 +229,7 @@ def cheapest_form(matrix: Tensor, in_eager: bool) -> Form:
     return min(costs, key=lambda form: costs[form])
 
 
-State = Tensor | tuple[Tensor, Tensor | None]
+State = Tensor | tuple[Tensor, ...] | tuple[Tensor, Tensor | None]
 
 
 class Stage(nn.Module):
@@ -246,20 +246,21 @@ class Stage(nn.Module):
         self.block = block
         self.to_head = nn.ModuleList(to_head) if to_head is not None else None
 
-    def forward(self, state: State, **arguments: object) -> State:
-        tokens, carried = state if isinstance(state, tuple) else (state, None)
+    def forward(self, state: State, *positional: object, **arguments: object) -> State:
+        tokens, carried = cast("tuple[Tensor, Tensor | None]", state if isinstance(state, tuple) else (state, None))
         if tokens.shape[1] != self.num_inputs:
             raise ValueError(
                 f"expected {self.num_inputs} tokens, got {tokens.shape[1]}: was the plan made for another image size?"
             )
         for hand_over in self.hand_over:
             tokens, carried = hand_over(tokens, carried)
-        tokens = cast(Tensor, self.block(tokens, **arguments))
+        output = self.block(tokens, *positional, **arguments)
+        tokens, *others = output if isinstance(output, tuple) else (output,)
         if self.to_head is None:
             return tokens, carried
         for hand_over in self.to_head:
             tokens, carried = hand_over(tokens, carried)
-        return tokens
+        return (tokens, *others) if isinstance(output, tuple) else tokens
 
 
 class Narrowed(nn.Module):
@@ -269,7 +270,5 @@ class Narrowed(nn.Module):
         super().__init__()
         self.wrapper = wrapper
 
-    def forward(self, groups: Tensor, **arguments: object) -> Tensor:
-        narrow = self.wrapper.narrow_arguments
-        narrowed = narrow(self.wrapper, arguments) if narrow is not None else arguments
-        return cast(Tensor, self.wrapper.block(groups, **narrowed))
+    def forward(self, groups: Tensor, *positional: object, **arguments: object) -> Tensor:
+        return cast(Tensor, self.wrapper.block(groups, **self.wrapper.block_arguments(positional, arguments)))

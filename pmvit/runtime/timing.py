@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pmvit._modes import evaluation_mode
 from pmvit.compress import compress
+from pmvit.outputs import as_module
 from pmvit.planning import Plan
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def compare(models: Mapping[str, nn.Module], images: Tensor, rounds: int) -> dic
             torch.accelerator.synchronize()
 
     with torch.inference_mode():
-        return interleave({name: partial(run, model) for name, model in models.items()}, rounds)
+        return interleave({name: partial(run, as_module(model)) for name, model in models.items()}, rounds)
 
 
 def speedup_meter(model: nn.Module, images: Tensor, rounds: int = 9) -> Callable[[Plan], float]:

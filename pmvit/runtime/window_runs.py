@@ -168,8 +168,9 @@ class WindowStage(nn.Module):
         self.to_grid = nn.ModuleList(to_grid) if to_grid is not None else None
         self.grid = grid
 
-    def forward(self, state: State) -> State:
-        tokens, carried = state if isinstance(state, tuple) else (state.flatten(1, -2), None)
+    def forward(self, state: State, *_: object, **__: object) -> State:
+        whole = state if isinstance(state, tuple) else (state.flatten(1, -2), None)
+        tokens, carried = cast("tuple[Tensor, Tensor | None]", whole)
         for hand_over in self.hand_over:
             tokens, carried = hand_over(tokens, carried)
         tokens = cast(Tensor, self.block(tokens))
@@ -197,7 +198,7 @@ def chain_windows(model: nn.Module, adapter: Adapter, target: Target, fuse: bool
             is_last = name == names[-1]
             back = [form(maps.leave.dense(), maps.num_groups, maps.leave.shape[0])] if is_last else None
             stage = WindowStage(hand_over, block, back, layouts[name].grid if adapter.keeps_grid else None)
-            adapter.stand_in(stage)
+            adapter.stand_in(stage, wrapper)
             model.set_submodule(name, stage)
             before = maps
 

@@ -49,6 +49,7 @@ class Recorder(TorchFunctionMode):
         self.layer: int | None = None
         self.values: list[list[Tensor]] = [[] for _ in blocks]
         self.scored: list[Tensor | None] = [None] * len(blocks)
+        self.heard = [False] * len(blocks)
         self.hooks = []
         for layer, block in enumerate(blocks):
             self.hooks.append(block.register_forward_pre_hook(self._enter(layer)))
@@ -100,6 +101,7 @@ class Recorder(TorchFunctionMode):
         attn_mask: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
+        self.heard[layer] = True
         scale = options.get("scale")
         if self.scorer == "attn":
             attention = attention_map(query, key, attn_mask, scale)
@@ -125,6 +127,11 @@ class Recorder(TorchFunctionMode):
         A block with several attentions gets their mean.
         """
         silent = [layer for layer, values in enumerate(self.values) if not values]
+        if silent and self.heard[silent[0]]:
+            raise PmvitError(
+                f"block {silent[0]}: no gradient arrives, so what the model puts out does not depend on this block: "
+                "leave it out of the adapter's block names"
+            )
         if silent:
             raise PmvitError(
                 f"block {silent[0]} made no call of torch.nn.functional.scaled_dot_product_attention, where scores are "

@@ -19,6 +19,7 @@ from pmvit.data.batches import check_labels, unpack
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
+from pmvit.outputs import predict
 from pmvit.progress import track
 from pmvit.prune_merge import PruneMerge
 from pmvit.scoring.recorder import Recorder
@@ -29,6 +30,9 @@ SECONDS_BETWEEN_CHECKPOINTS = 30.0
 
 def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
     """The loss, summed over the images, so that each image's gradient is its own."""
+    if config.loss == "embedding":
+        mean = logits.detach().mean(0) if len(logits) > 1 else 0.0
+        return 0.5 * (logits - mean).square().sum()
     if config.loss == "entropy":
         log_probabilities = logits.log_softmax(-1)
         return -(log_probabilities.exp() * log_probabilities).sum()
@@ -36,8 +40,13 @@ def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
         labels = logits.argmax(-1)
     if labels is None:
         raise PmvitError('expected batches of (images, labels), got images alone: use loss="predicted" or "entropy"')
+    if labels.shape != logits.shape[:-1]:
+        raise PmvitError(
+            f"expected labels of shape {tuple(logits.shape[:-1])}, one for each prediction of the model; got "
+            f'{tuple(labels.shape)}: use loss="predicted" or "entropy"'
+        )
     check_labels(labels, logits.shape[-1])
-    return F.cross_entropy(logits, labels, reduction="sum")
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
 
 
 def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:
@@ -81,6 +90,11 @@ def score(
     layouts = adapter.layouts(model)
     if "class_attn" in config.scorer and not adapter.has_class_token(model):
         raise PmvitError(f"the scorer {config.scorer} needs a class token, and this model has none: use grad_attn")
+    if config.scorer.startswith("grad") and config.loss != "embedding" and not adapter.gives_logits(model):
+        raise PmvitError(
+            f"the loss {config.loss} needs a model with classes; this {type(model).__name__} puts out an embedding or "
+            'features: use loss="embedding"'
+        )
     blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
     shape = (len(blocks), max(layout.num_patches for layout in layouts))
     start = Scores(
@@ -160,7 +174,7 @@ def _score_batch(
     needs_gradient = config.scorer.startswith("grad")
     with torch.inference_mode(False), torch.set_grad_enabled(needs_gradient):
         with recorder:
-            logits = model(images)
+            logits = predict(model, images)
         if needs_gradient:
             _loss(config, logits, labels).backward()
     return recorder.collect()

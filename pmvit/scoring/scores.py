@@ -15,7 +15,7 @@ from pmvit.files import check_fields, config_from, read_document, write_text
 from pmvit.windows import Windows
 
 Scorer = Literal["grad_attn", "attn", "class_attn", "grad_class_attn", "grad", "random"]
-Loss = Literal["labels", "predicted", "entropy"]
+Loss = Literal["labels", "predicted", "entropy", "embedding"]
 
 FORMAT, PARTIAL_FORMAT, VERSION = "pmvit-scores", "pmvit-partial-scores", 1
 
@@ -30,7 +30,8 @@ class ScoreConfig:
             query alone), `grad` (Taylor expansion on the tokens, Eq. 8), `random`.
         iterations: Batches to use at most; a loader that ends earlier ends the scoring.
         loss: Cross-entropy on the `labels`, on the model's own `predicted` class, or the `entropy` of its prediction;
-            the last two need no labels.
+            the last two need no labels. For a model without classes, `embedding`: half the squared distance of what it
+            puts out for an image from the mean of the batch; a token counts by how much it sets its image apart.
         abs_per_sample: Take the absolute value for each image. The paper's code takes it of the mean over each batch,
             where images cancel each other: it needs far more images.
         seed: For the `random` scorer.

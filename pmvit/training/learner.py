@@ -18,6 +18,7 @@ from pmvit.data.training import BatchTransform, TrainingBatch
 from pmvit.errors import PmvitError
 from pmvit.loading import num_classes_of
 from pmvit.models import adapter_for
+from pmvit.outputs import as_module, gives_logits, logits_of
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.loss import finetune_loss, tapped_tokens
@@ -37,6 +38,9 @@ class Learner:
     ) -> None:
         if teacher is None and not config.labels:
             raise PmvitError("labels=False learns from a teacher alone; got none")
+        self._has_classes = gives_logits(model)
+        if config.labels and not self._has_classes:
+            raise PmvitError(f"a {type(model).__name__} has no classes to learn labels of: tune it with labels=False")
         self.model = model
         self.config = config
         self.accelerator = accelerator
@@ -69,9 +73,10 @@ class Learner:
             updates_per_epoch=steps_per_epoch,
         )
         self._ema = ModelEmaV3(model, decay=config.ema, use_warmup=True) if config.ema else None
-        self._prepared, self._optimizer = accelerator.prepare(model, optimizer)
+        self._prepared, self._optimizer = accelerator.prepare(as_module(model), optimizer)
         self._forward = torch.compile(self._prepared) if config.compile else self._prepared
-        self._ask: Any = torch.compile(teacher) if config.compile and teacher is not None else teacher
+        asked = as_module(teacher) if teacher is not None else None
+        self._ask: Any = torch.compile(asked) if config.compile and asked is not None else asked
         data_config = adapter_for(model).data_config(model)
         self._finish_images = BatchTransform(data_config, config.random_erasing, device)
 
@@ -125,15 +130,15 @@ class Learner:
         taught = None
         if self.teacher is not None:
             with torch.inference_mode(), self.accelerator.autocast():
-                taught = self._ask(images)
+                taught = logits_of(self._ask(images))
             taught = taught.clone()  # out of inference mode, so that the loss may keep it for its gradient
         with self.accelerator.autocast():
-            logits = self._forward(images)
+            logits = logits_of(self._forward(images))
         if taught is not None and taught.shape != logits.shape:
             expected, got = tuple(logits.shape[1:]), tuple(taught.shape[1:])
             raise PmvitError(f"expected a teacher with outputs of shape {expected}, got {got}: is it another model's?")
         targets = {block: tokens.clone() for block, tokens in self._teacher_tokens.items()}
-        return finetune_loss(self.config, logits, labels, taught, self._tokens, targets)
+        return finetune_loss(self.config, logits, labels, taught, self._tokens, targets, has_classes=self._has_classes)
 
     def gradient_norm(self) -> Tensor:
         self.accelerator.unscale_gradients()

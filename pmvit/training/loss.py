@@ -33,6 +33,11 @@ def token_distance(tokens: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(F.layer_norm(tokens.float(), width), F.layer_norm(target.float(), width))
 
 
+def cosine_distance(output: Tensor, target: Tensor) -> Tensor:
+    """One minus the cosine of two embeddings, the mean over images."""
+    return (1 - F.cosine_similarity(output.float().flatten(1), target.float().flatten(1))).mean()
+
+
 def finetune_loss(
     config: FinetuneConfig,
     logits: Tensor,
@@ -40,6 +45,7 @@ def finetune_loss(
     teacher_logits: Tensor | None = None,
     tokens: TokenMaps | None = None,
     teacher_tokens: TokenMaps | None = None,
+    has_classes: bool = True,
 ) -> dict[str, Tensor]:
     """`CE(y, p) + alpha KL(q || p)` (Eq. 11) plus the token term, as `loss` and its parts by name.
 
@@ -50,6 +56,7 @@ def finetune_loss(
         teacher_logits: Of the original; without them the divergence is left out.
         tokens: Output tokens of the chosen blocks of the compressed model.
         teacher_tokens: The same of the original.
+        has_classes: Whether the logits are some; if they are an embedding, its cosine distance takes the place of KL.
     """
     parts: dict[str, Tensor] = {}
     total = logits.new_zeros((), dtype=torch.float32)
@@ -64,8 +71,13 @@ def finetune_loss(
         parts["ce"] = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
         total = total + parts["ce"]
     if teacher_logits is not None:
-        parts["kl"] = divergence(logits, teacher_logits, config.temperature)
-        total = total + (config.alpha if config.labels else 1.0) * parts["kl"]
+        name = "kl" if has_classes else "cosine"
+        parts[name] = (
+            divergence(logits, teacher_logits, config.temperature)
+            if has_classes
+            else cosine_distance(logits, teacher_logits)
+        )
+        total = total + (config.alpha if config.labels else 1.0) * parts[name]
     if tokens and teacher_tokens:
         parts["tokens"] = torch.stack([token_distance(tokens[i], teacher_tokens[i]) for i in tokens]).mean()
         total = total + config.token_alpha * parts["tokens"]
@@ -81,7 +93,9 @@ def tapped_tokens(model: nn.Module, blocks: tuple[int, ...]) -> Iterator[dict[in
     maps: dict[int, Tensor] = {}
 
     def keep(block: int) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda _module, _inputs, output: maps.__setitem__(block, output)
+        return lambda _module, _inputs, output: maps.__setitem__(
+            block, output[0] if isinstance(output, tuple) else output
+        )
 
     handles = [model.get_submodule(names[block]).register_forward_hook(keep(block)) for block in blocks]
     try:

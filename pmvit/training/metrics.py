@@ -68,6 +68,7 @@ def draw_curves(folder: Path) -> None:
         ("loss", "loss"),
         ("ce", "cross-entropy"),
         ("kl", "KL from the original"),
+        ("cosine", "cosine distance from the original"),
         ("tokens", "tokens"),
     ):
         points = [(line["step"], line[name]) for line in steps if name in line]
@@ -76,7 +77,8 @@ def draw_curves(folder: Path) -> None:
     losses.set(title="training loss", xlabel="step")
     losses.set_ylim(bottom=0)
     losses.legend(frameon=False)
-    name, label, scale = ("top1", "top-1 (%)", 100) if any("top1" in line for line in epochs) else ("kl", "KL", 1)
+    known = (("top1", "top-1 (%)", 100), ("cosine", "cosine", 1), ("kl", "KL", 1))
+    name, label, scale = next((entry for entry in known if any(entry[0] in line for line in epochs)), known[-1])
     points = [(line["epoch"], line[name] * scale) for line in epochs if name in line]
     if points:
         validation.plot(*zip(*points, strict=True), marker="o", color="tab:green")

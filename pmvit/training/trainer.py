@@ -222,12 +222,16 @@ class Trainer:
             return ""
         if self.last.top1 is not None:
             return f", top-1 {self.last.top1:.1%}"
+        if self.last.cosine is not None:
+            return f", cosine {self.last.cosine:.4f}"
         return f", KL {self.last.kl:.3f}" if self.last.kl is not None else ""
 
     def _quality(self) -> float | None:
-        """What makes one validation better than another: more top-1, or without labels less divergence."""
-        if self.last is None or self.last.top1 is not None:
-            return None if self.last is None else self.last.top1
+        """What makes one validation better than another: more top-1 or cosine, or without labels less divergence."""
+        if self.last is None:
+            return None
+        if self.last.top1 is not None or self.last.cosine is not None:
+            return self.last.top1 if self.last.top1 is not None else self.last.cosine
         return -self.last.kl if self.last.kl is not None else None
 
     def _finish(self) -> Finetuned:
