@@ -59,15 +59,21 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
     if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model; this one is compressed already: decompress it first")
     adapter = adapter_for(model)
-    layout = adapter.layout(model)
+    layouts = adapter.layouts(model)
     names = adapter.block_names(model)
-    if plan.grid != layout.grid:
+    if plan.grid != layouts[0].grid:
         raise PmvitError(
-            f"expected a plan for {_grid(layout.grid)} tokens, got one for {_grid(plan.grid)}: "
+            f"expected a plan for {_grid(layouts[0].grid)} tokens, got one for {_grid(plan.grid)}: "
             "was the plan made for another image or patch size?"
         )
     if plan.depth != len(names):
         raise PmvitError(f"expected a plan for {len(names)} blocks, got one for {plan.depth}: is it for another model?")
+    for index, layout in enumerate(layouts):
+        if plan.grids[index] != layout.grid:
+            raise PmvitError(
+                f"block {index}: expected a plan for {_grid(layout.grid)} tokens, got one for "
+                f"{_grid(plan.grids[index])}: is it for another model?"
+            )
     if plan.attention_bias and not adapter.takes_attention_bias:
         raise PmvitError(
             f"the adapter for {adapter.family} says of no argument that takes an attention bias: "
@@ -87,7 +93,7 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
             groups,
             centres,
             weights,
-            num_prefix=layout.num_prefix,
+            num_prefix=layouts[index].num_prefix,
             reconstruct=plan.reconstruct,
             learn=learn,
             attention_bias=plan.attention_bias,
@@ -96,7 +102,7 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
             dtype=parameter.dtype,
         )
         wrapper.train(block.training)
-        changes += adapter.narrow(wrapper)
+        changes += adapter.fit(wrapper, layouts[index])
         adapter.stand_in(wrapper, block)
         model.set_submodule(names[index], wrapper)
     model.compression = Compression(plan, learn, tuple(changes))  # type: ignore[assignment]  # a record, not a module

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from pmvit._modes import evaluation_mode, frozen_parameters
-from pmvit.models import adapter_for
+from pmvit.models import Adapter, adapter_for
 from pmvit.outputs import Predictor, as_module
 from pmvit.prune_merge import PruneMerge
 
@@ -56,16 +56,21 @@ class BlockCost:
         quadratic: What grows with their square (attention), for all tokens of the image.
         constant: What is the same for any number of tokens (the network behind a position bias).
         width: Numbers a token.
+        padded: Of `linear`, what runs on the padding of windows, too.
     """
 
     linear: int
     quadratic: int
     constant: int
     width: int
+    padded: int = 0
 
-    def macs(self, share: float) -> float:
-        """The block alone, run on this share of its tokens."""
-        return self.constant + self.linear * share + self.quadratic * share**2
+    def macs(self, share: float, places: float | None = None) -> float:
+        """The block alone, run on this share of its tokens, and of the places of its windows if it has any."""
+        if places is None:
+            return self.constant + self.linear * share + self.quadratic * share**2
+        on_tokens = (self.linear - self.padded) * share
+        return self.constant + on_tokens + self.padded * places + self.quadratic * places**2
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def _count(model: nn.Module) -> tuple[dict[str, dict[Any, int]], str]:
     image = torch.zeros(1, *adapter.input_size(model), device=parameter.device, dtype=parameter.dtype)
     counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
     module = as_module(model)
-    with evaluation_mode(model), frozen_parameters(model), adapter.for_scoring(model), torch.no_grad(), counter:
+    with evaluation_mode(model), frozen_parameters(model), adapter.for_counting(model), torch.no_grad(), counter:
         module(image)
     root = type(module).__name__
     return counter.get_flop_counts(), f"{root}.model" if isinstance(module, Predictor) else root
@@ -128,6 +133,7 @@ def flops(model: nn.Module) -> Flops:
     as one FLOP, and normalisation, activations and residual additions of the host do not count.
     """
     counts, root = _count(model)
+    adapter = adapter_for(model)
     wrappers = {name: module for name, module in model.named_modules() if isinstance(module, PruneMerge)}
     products = shortcuts = 0
     for name, wrapper in wrappers.items():
@@ -136,7 +142,7 @@ def flops(model: nn.Module) -> Flops:
         inside = sum(counts[f"{root}.{name}.block"].values())
         products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
         num_tokens, num_groups = wrapper.token_mask.numel(), wrapper.centres.numel()
-        shortcuts += elementwise_macs(num_tokens, num_groups, _width(wrapper.block))
+        shortcuts += elementwise_macs(num_tokens, num_groups, _width(adapter, wrapper.block))
     return Flops(
         macs=sum(counts["Global"].values()) // 2 + shortcuts,
         module_macs=products + shortcuts,
@@ -157,14 +163,17 @@ def model_cost(model: nn.Module) -> ModelCost:
         apart = [counts.get(f"{root}.{name}.{part}", {}) for part in adapter.parts_without_tokens(block)]
         constant = sum(sum(part.values()) for part in apart) // 2
         linear = sum(by_operator.values()) // 2 - quadratic - constant
-        blocks.append(BlockCost(linear, quadratic, constant, _width(block)))
+        inside = [counts.get(f"{root}.{name}.{part}", {}) for part in adapter.parts_on_padding(block)]
+        padded = sum(sum(part.values()) for part in inside) // 2 - quadratic - constant if inside else 0
+        blocks.append(BlockCost(linear, quadratic, constant, _width(adapter, block), padded))
     outside = sum(counts["Global"].values()) // 2 - sum(int(block.macs(1.0)) for block in blocks)
     return ModelCost(outside, tuple(blocks))
 
 
-def _width(block: nn.Module) -> int:
+def _width(adapter: Adapter, block: nn.Module) -> int:
     """Numbers a token: what the block's first projection takes."""
-    for module in block.modules():
-        if isinstance(module, nn.Linear):
+    apart = tuple(f"{path}." for path in adapter.parts_without_tokens(block))
+    for name, module in block.named_modules():
+        if isinstance(module, nn.Linear) and not name.startswith(apart):
             return module.in_features
     return next(block.parameters()).shape[-1]

@@ -70,8 +70,9 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
             load_tensors(model, tensors, str(weights))
         return model
     new_head = False
-    if tensors is not None and "head.weight" in tensors:
-        classes = tensors["head.weight"].shape[0]
+    head = next((name for name in ("head.weight", "head.fc.weight") if tensors is not None and name in tensors), None)
+    if tensors is not None and head is not None:
+        classes = tensors[head].shape[0]
         new_head = arguments.setdefault("num_classes", classes) != classes
     if ":" not in name and not timm.is_model(name.split(".")[0]):
         close = get_close_matches(name, timm.list_models(), n=3)

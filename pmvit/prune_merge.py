@@ -113,7 +113,7 @@ class PruneMerge(nn.Module):
 
     Args:
         block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape, or a
-            tuple that begins with it.
+            tuple that begins with it. (The wrapper itself also takes tokens as they lie in their grid.)
         groups: The group of each patch token, `PRUNED` for none; every group 0 ... m - 1 has a member.
         centres: The patch token that stands for each group where the host needs a position.
         weights: The weight of each patch token in its group; those of pruned tokens are not read.
@@ -229,6 +229,8 @@ class PruneMerge(nn.Module):
         return dense_matrix(SparseRows(columns, offsets), self.reconstruct_weights, self.num_groups)
 
     def forward(self, tokens: Tensor, *positional: Any, **arguments: Any) -> Any:
+        shape = tokens.shape
+        tokens = tokens.flatten(1, -2)  # rows and columns of a grid, if they come so
         expected = self.num_prefix + self.num_patches
         if tokens.shape[1] != expected:
             raise ValueError(
@@ -238,8 +240,8 @@ class PruneMerge(nn.Module):
         merged = self._merge(tokens)
         output = self.block(merged, **self.block_arguments(positional, arguments))
         if isinstance(output, tuple):
-            return (self._leave(tokens, merged, output[0]), *output[1:])
-        return self._leave(tokens, merged, output)
+            return (self._leave(tokens, merged, output[0]).view(shape), *output[1:])
+        return self._leave(tokens, merged, output).view(shape)
 
     def block_arguments(self, positional: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
         """What the block is called with beside the tokens, all by name and reduced to the groups."""

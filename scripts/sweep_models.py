@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 import pmvit  # noqa: F401  # lets torchvision import
+from scripts import sweep_swin
 
 import timm  # isort: skip  # after pmvit
 import timm.layers
@@ -33,6 +35,7 @@ FAMILIES = {  # what stands in the table, by family: timm's are its modules
     "hf yolos": "transformers: YOLOS",
     "hf dense": "transformers: dense heads on the above (DPT, UperNet, Depth Anything)",
     "torchvision": "torchvision: VisionTransformer",
+    **sweep_swin.FAMILIES,
 }
 
 
@@ -46,7 +49,7 @@ class Candidate(NamedTuple):
 
 def candidates() -> list[Candidate]:
     """All of them. To add a family, describe it in `FAMILIES` and add a list of its candidates here."""
-    return [*timm_models(), *hf_models(), *torchvision_models()]
+    return [*timm_models(), *hf_models(), *torchvision_models(), *starmap(Candidate, sweep_swin.makers(CLASSES))]
 
 
 def timm_models() -> list[Candidate]:

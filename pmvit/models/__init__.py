@@ -10,16 +10,22 @@ from pmvit.models.adapter import (
     register,
     supported_families,
 )
+from pmvit.models.hf_swin import HuggingFaceSwin
 from pmvit.models.hf_vit import HuggingFaceViT
+from pmvit.models.timm_swin import TimmSwin
 from pmvit.models.timm_vit import TimmViT
+from pmvit.models.torchvision_swin import TorchvisionSwin
 from pmvit.models.torchvision_vit import TorchvisionViT
 
 __all__ = [
     "Adapter",
     "HostChange",
+    "HuggingFaceSwin",
     "HuggingFaceViT",
+    "TimmSwin",
     "TimmViT",
     "TokenLayout",
+    "TorchvisionSwin",
     "TorchvisionViT",
     "adapter_for",
     "adapter_of_family",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.prune_merge import PruneMerge
+from pmvit.windows import Windows
 
 EXAMPLE = """
     from pmvit.models import Adapter, TokenLayout, register
@@ -34,10 +35,14 @@ Target = Literal["eager", "graph", "onnx"]
 
 
 class TokenLayout(NamedTuple):
-    """Where the tokens of a model come from: a grid of patches, after `num_prefix` tokens of other kinds."""
+    """Where the tokens of a block come from: a grid of patches, after `num_prefix` tokens of other kinds.
+
+    Where attention stays inside windows of the grid, `windows` says which.
+    """
 
     grid: tuple[int, int]
     num_prefix: int
+    windows: Windows | None = None
 
     @property
     def num_patches(self) -> int:
@@ -64,6 +69,7 @@ class Adapter:
 
     family: str
     takes_attention_bias: bool = False
+    keeps_grid: bool = False  # the blocks take and return tokens in rows and columns
     returns_tensor: bool = True  # calling the model with images gives a tensor; if not, `call` may do something else
 
     def call(self, model: nn.Module, images: Tensor) -> Any:
@@ -83,8 +89,12 @@ class Adapter:
         raise _missing(self, "matches")
 
     def layout(self, model: nn.Module) -> TokenLayout:
-        """The token grid and the number of prefix tokens."""
+        """The token grid and the number of prefix tokens, at the first block."""
         raise _missing(self, "layout")
+
+    def layouts(self, model: nn.Module) -> list[TokenLayout]:
+        """The layout at each block, first to last; the same at all of them unless an adapter says otherwise."""
+        return [self.layout(model)] * len(self.block_names(model))
 
     def block_names(self, model: nn.Module) -> list[str]:
         """The module paths of the transformer blocks, first to last."""
@@ -94,9 +104,17 @@ class Adapter:
         """Channels, height and width of the images the model takes."""
         raise _missing(self, "input_size")
 
+    def runs(self, model: nn.Module) -> list[list[str]]:
+        """The names of the blocks, parted where anything else than a block touches the tokens in between."""
+        return [self.block_names(model)]
+
     def prepare(self, model: nn.Module) -> list[HostChange]:
         """Change what has to be changed outside the blocks before they are wrapped; return what was changed."""
         return []
+
+    def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
+        """Make a wrapped block run on its groups; return what was changed. `narrow` is enough for most hosts."""
+        return self.narrow(wrapper)
 
     def stand_in(self, module: nn.Module, block: nn.Module) -> None:
         """Let a module that takes the place of a block, all tokens in and all out, do what the host expects of one."""
@@ -118,6 +136,10 @@ class Adapter:
 
     def parts_without_tokens(self, block: nn.Module) -> list[str]:
         """Paths of parts of a block whose cost does not depend on the tokens it runs on."""
+        return []
+
+    def parts_on_padding(self, block: nn.Module) -> list[str]:
+        """Paths of parts of a block, attention among them, that run on the padding of windows as on tokens."""
         return []
 
     def tokens_read(self, model: nn.Module) -> int | None:
@@ -150,6 +172,10 @@ class Adapter:
     def for_scoring(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Put the model in the state scoring needs (fused attention on, no recomputation) and back afterwards."""
         return nullcontext()
+
+    def for_counting(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Put the model in a state in which every product can be counted; usually that for scoring."""
+        return self.for_scoring(model)
 
     def describe(self, model: nn.Module, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         """What `build` needs to make the same (uncompressed) model again, as JSON data."""

@@ -9,6 +9,7 @@ import torch
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
+from pmvit.models.adapter import find_adapter
 from pmvit.models.hf_tower import FAMILIES, Tower, find_tower
 
 Host = Any  # the models of transformers: nn.Modules whose attributes have no types
@@ -107,7 +108,7 @@ def build(description: dict[str, Any]) -> Host:
         model: Host = model_class._from_config(made, attn_implementation=attention, dtype=torch.float32, **arguments)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         raise PmvitError(f"transformers cannot make {architecture} with {arguments} ({error})") from None
-    if find_tower(model) is None:
+    if find_adapter(model) is None:
         raise PmvitError(f"expected a model with one of {', '.join(FAMILIES)}; {architecture} has none")
     model.pretrained_cfg = check_fields(description["data"], DATA_KEYS, "the model's data configuration")
     return model.eval()

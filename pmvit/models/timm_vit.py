@@ -40,7 +40,7 @@ class TimmViT(Adapter):
 
     family = "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, ViT-RelPos)"
     takes_attention_bias = True
-    classes = (VisionTransformer, VisionTransformerRelPos, Beit, Eva)
+    classes: tuple[type[nn.Module], ...] = (VisionTransformer, VisionTransformerRelPos, Beit, Eva)
     # What a block calls the additive bias on its attention scores.
     bias_arguments = ("attn_mask", "shared_rel_pos", "shared_rel_pos_bias")
 
@@ -56,7 +56,7 @@ class TimmViT(Adapter):
 
     def input_size(self, model: Host) -> tuple[int, int, int]:
         height, width = model.patch_embed.img_size
-        return _input_channels(model), height, width
+        return input_channels(model), height, width
 
     def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
         attention: Host = getattr(wrapper.block, "attn", None)
@@ -130,8 +130,8 @@ class TimmViT(Adapter):
                 "made by hand"
             )
         with torch.device("meta"):
-            default = _traits(timm.create_model(architecture))
-        read_off = {name: value for name, value in _traits(model).items() if value != default[name]}
+            default = self.traits(timm.create_model(architecture))
+        read_off = {name: value for name, value in self.traits(model).items() if value != default[name]}
         arguments = {**read_off, **getattr(model, "built_with", {}), **(arguments or {})}
         description = {"architecture": architecture, "arguments": arguments, "data": self.data_config(model)}
         with torch.device("meta"):
@@ -159,6 +159,20 @@ class TimmViT(Adapter):
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
             raise PmvitError(f"timm cannot make {architecture} with {arguments} ({error})") from None
         return model
+
+    def traits(self, model: Host) -> dict[str, Any]:
+        """The arguments of `timm.create_model` that can be read off a model."""
+        block = model.blocks[0]
+        return {
+            "num_classes": model.num_classes,
+            "in_chans": input_channels(model),
+            "img_size": list(model.patch_embed.img_size),
+            "patch_size": list(model.patch_embed.patch_size),
+            "global_pool": model.global_pool,
+            "embed_dim": model.embed_dim,
+            "depth": len(model.blocks),
+            "num_heads": getattr(getattr(block, "attn", block), "num_heads", None),
+        }
 
     def data_config(self, model: Host) -> dict[str, Any]:
         config = resolve_data_config(pretrained_cfg=getattr(model, "pretrained_cfg", {}))
@@ -192,23 +206,8 @@ class NarrowBias(nn.Module):
         return attention + self.get_bias()
 
 
-def _input_channels(model: Host) -> int:
+def input_channels(model: Host) -> int:
     return next(m.in_channels for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
-
-
-def _traits(model: Host) -> dict[str, Any]:
-    """The arguments of `timm.create_model` that can be read off a model."""
-    block = model.blocks[0]
-    return {
-        "num_classes": model.num_classes,
-        "in_chans": _input_channels(model),
-        "img_size": list(model.patch_embed.img_size),
-        "patch_size": list(model.patch_embed.patch_size),
-        "global_pool": model.global_pool,
-        "embed_dim": model.embed_dim,
-        "depth": len(model.blocks),
-        "num_heads": getattr(getattr(block, "attn", block), "num_heads", None),
-    }
 
 
 def _shapes(model: Host) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from itertools import groupby
 
 from rich import box
 from rich.console import Console
@@ -22,7 +23,7 @@ def table(plan: Plan) -> Table:
     for index in range(plan.depth):
         layer = plan.layers.get(index)
         if layer is None:
-            result.add_row(str(index), str(plan.num_patches), "-", "-", "not compressed")
+            result.add_row(str(index), str(plan.num_patches(index)), "-", "-", "not compressed")
         else:
             counts = (layer.num_kept, layer.num_merged, layer.num_pruned)
             result.add_row(str(index), *map(str, counts), f"{layer.num_kept / layer.num_tokens:.1%}")
@@ -31,37 +32,43 @@ def table(plan: Plan) -> Table:
 
 def describe(plan: Plan) -> str:
     """The table and, for grids that fit a terminal, the drawing."""
-    height, width = plan.grid
+    widest = max((width for _, width in plan.grids), default=plan.grid[1])
     text = io.StringIO()
     console = Console(file=text, width=100)
     console.print(
-        f"Plan for {plan.depth} blocks of {height} x {width} patch tokens: keeps {plan.keep:.1%} of those of "
+        f"Plan for {plan.depth} blocks of {_sizes(plan)} patch tokens: keeps {plan.keep:.1%} of those of "
         f"{len(plan.layers)} blocks, reconstruct {plan.reconstruct}"
         + (", attention bias" if plan.attention_bias else ""),
         highlight=False,
     )
     console.print(table(plan))
     columns, _ = shutil.get_terminal_size((100, 24))
-    drawing = draw(plan, columns) if width <= WIDEST_GRID_TO_PRINT else "(the grid is wide: plan.draw() draws it)"
+    drawing = draw(plan, columns) if widest <= WIDEST_GRID_TO_PRINT else "(the grid is wide: plan.draw() draws it)"
     return text.getvalue() + drawing
 
 
 def draw(plan: Plan, columns: int = 100) -> str:
     """Grids side by side, as many as fit in `columns` characters."""
-    width = max(plan.grid[1], len("block 00"))
-    grids = [_grid(plan, index, width) for index in sorted(plan.layers)]
-    a_line = max(1, (columns + 2) // (width + 2))
     legend = f"{KEPT} kept   {MERGED} merged   {DROPPED} pruned"
     bands = []
-    for start in range(0, len(grids), a_line):
-        rows = zip(*grids[start : start + a_line], strict=True)
-        bands.append("\n".join("  ".join(row).rstrip() for row in rows))
+    for grid, alike in groupby(sorted(plan.layers), key=lambda index: plan.grids[index]):
+        width = max(grid[1], len("block 00"))
+        grids = [_grid(plan, index, width) for index in alike]
+        a_line = max(1, (columns + 2) // (width + 2))
+        for start in range(0, len(grids), a_line):
+            rows = zip(*grids[start : start + a_line], strict=True)
+            bands.append("\n".join("  ".join(row).rstrip() for row in rows))
     return "\n\n".join([*bands, legend])
 
 
+def _sizes(plan: Plan) -> str:
+    """The grids, each once, in the order of the blocks."""
+    return ", ".join(f"{height} x {width}" for height, width in dict.fromkeys(plan.grids or (plan.grid,)))
+
+
 def _grid(plan: Plan, index: int, width: int) -> list[str]:
-    symbols = symbols_of(plan.layers[index])
-    rows = ["".join(symbols[start : start + plan.grid[1]]) for start in range(0, len(symbols), plan.grid[1])]
+    symbols, columns = symbols_of(plan.layers[index]), plan.grids[index][1]
+    rows = ["".join(symbols[start : start + columns]) for start in range(0, len(symbols), columns)]
     return [line.ljust(width) for line in (f"block {index}", *rows)]
 
 

@@ -11,14 +11,39 @@ from pmvit.prune_merge import PRUNED
 
 
 def group_layer(
-    scores: Tensor, kept: Tensor, pruned: Tensor, grid: tuple[int, int], grouping: Grouping, weights: Weights
+    scores: Tensor,
+    kept: Tensor,
+    pruned: Tensor,
+    grid: tuple[int, int],
+    grouping: Grouping,
+    weights: Weights,
+    regions: Tensor | None = None,
+    windows: Tensor | None = None,
 ) -> LayerPlan:
-    """Let every medium token join a kept one and weigh the members (Algorithm 1, lines 6-16)."""
+    """Let every medium token join a kept one and weigh the members (Algorithm 1, lines 6-16).
+
+    Args:
+        scores: Of each token.
+        kept: Which tokens are centres.
+        pruned: Which are in no group.
+        grid: Where the tokens lie.
+        grouping: Which centre a medium token joins.
+        weights: How members are weighed.
+        regions: Of each token; a token joins none of another region, and each region with a medium token has a centre.
+        windows: Of each token; groups are numbered window by window, as a block that runs on windows wants them.
+    """
     centres = torch.nonzero(kept).flatten()
     medium = torch.nonzero(~kept & ~pruned).flatten()
+    if windows is not None and len(centres) < len(kept):
+        centres = centres[torch.argsort(windows[centres], stable=True)]
     groups = torch.full_like(kept, PRUNED, dtype=torch.long)
     groups[centres] = torch.arange(centres.numel())
-    groups[medium] = JOIN[grouping](medium, centres, grid[1])
+    if regions is None:
+        groups[medium] = JOIN[grouping](medium, centres, grid[1])
+    else:
+        for region in regions[medium].unique():
+            tokens, nearby = (some[regions[some] == region] for some in (medium, centres))
+            groups[tokens] = groups[nearby[JOIN[grouping](tokens, nearby, grid[1])]]
     rounded = (float(f"{weight:.8g}") for weight in weigh(scores, groups, grid, weights).tolist())
     return LayerPlan(tuple(groups.tolist()), tuple(centres.tolist()), tuple(rounded))
 

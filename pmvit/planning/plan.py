@@ -83,15 +83,16 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Layer plans for the blocks of a model, with what made them. It fits any model with this grid and depth.
+    """Layer plans for the blocks of a model, with what made them. It fits any model with these grids and this depth.
 
     Attributes:
-        grid: Rows and columns of the patch grid.
+        grid: Rows and columns of the patch grid, at the first block.
         depth: Number of blocks of the model.
         layers: The plan of each compressed block, by its index; the others run on all tokens.
         reconstruct: `residual` or `pinv`.
         attention_bias: Whether attention to a group is raised by the logarithm of the group's size.
         made_by: The configurations and measurements the plan came from, for the record.
+        grids: The patch grid at each block; the same at all of them if not given.
     """
 
     grid: tuple[int, int]
@@ -100,26 +101,30 @@ class Plan:
     reconstruct: Reconstruct = "residual"
     attention_bias: bool = False
     made_by: Mapping[str, Any] = field(default_factory=dict)
+    grids: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "grids", self.grids or (self.grid,) * self.depth)
+        if len(self.grids) != self.depth:
+            raise PmvitError(f"grids: expected one for each of {self.depth} blocks, got {len(self.grids)}")
         if self.reconstruct not in get_args(Reconstruct):
             raise PmvitError(f"reconstruct: expected {' or '.join(get_args(Reconstruct))}, got {self.reconstruct!r}")
         for index, layer in self.layers.items():
             where = f"block {index}"
             if not 0 <= index < self.depth:
                 raise PmvitError(f"{where}: expected a block from 0 to {self.depth - 1}: was the plan made for more?")
-            _check_layer(layer, self.num_patches, where)
+            _check_layer(layer, self.num_patches(index), where)
 
-    @property
-    def num_patches(self) -> int:
-        return self.grid[0] * self.grid[1]
+    def num_patches(self, index: int) -> int:
+        """Patch tokens of one block."""
+        return self.grids[index][0] * self.grids[index][1]
 
     @property
     def keep(self) -> float:
-        """Share of the patch tokens of the compressed blocks that are kept."""
+        """Share of the patch tokens of a compressed block that are kept, on average."""
         if not self.layers:
             return 1.0
-        return sum(layer.num_kept for layer in self.layers.values()) / (len(self.layers) * self.num_patches)
+        return sum(layer.num_kept / layer.num_tokens for layer in self.layers.values()) / len(self.layers)
 
     def __str__(self) -> str:
         from pmvit.planning.drawing import describe
@@ -133,10 +138,12 @@ class Plan:
         return draw(self, columns)
 
     @staticmethod
-    def keep_all(grid: tuple[int, int], depth: int, **options: Any) -> "Plan":
+    def keep_all(
+        grid: tuple[int, int], depth: int, *, grids: tuple[tuple[int, int], ...] = (), **options: Any
+    ) -> "Plan":
         """A plan that keeps every token of every block."""
-        layer = LayerPlan.keep_all(grid[0] * grid[1])
-        return Plan(grid, depth, dict.fromkeys(range(depth), layer), **options)
+        counts = [height * width for height, width in grids or (grid,) * depth]
+        return Plan(grid, depth, dict(enumerate(map(LayerPlan.keep_all, counts))), grids=grids, **options)
 
     def to_json(self) -> str:
         """The plan as text: JSON, one group a line."""
@@ -149,6 +156,8 @@ class Plan:
             "attention_bias": self.attention_bias,
             "made_by": dict(self.made_by),
         }
+        if set(self.grids) - {self.grid}:
+            head["grids"] = [list(grid) for grid in self.grids]
         layers = ",\n".join(f'  "{index}": {_layer_to_json(layer)}' for index, layer in sorted(self.layers.items()))
         return json.dumps(head, indent=1)[:-2] + ',\n "layers": {\n' + layers + "\n }\n}\n"
 
@@ -182,12 +191,14 @@ def _layer_to_json(layer: LayerPlan) -> str:
 
 def _from_document(document: dict[str, Any], where: str) -> Plan:
     names = ("format", "version", "grid", "depth", "reconstruct", "attention_bias", "made_by", "layers")
-    check_fields(document, names, where)
-    grid, depth, layers = document["grid"], document["depth"], document["layers"]
-    if not (isinstance(grid, list) and len(grid) == 2 and all(_is_count(side) and side > 0 for side in grid)):
-        raise PmvitError(f"{where}: grid: expected two positive whole numbers, got {grid!r}")
+    check_fields(document, names, where, optional=("grids",))
+    depth, layers = document["depth"], document["layers"]
+    grid = _parse_grid(document["grid"], f"{where}: grid")
     if not _is_count(depth):
         raise PmvitError(f"{where}: depth: expected a whole number, got {depth!r}")
+    grids = document.get("grids", [document["grid"]] * depth)
+    if not isinstance(grids, list) or len(grids) != depth:
+        raise PmvitError(f"{where}: grids: expected a list of one for each of {depth} blocks, got {grids!r}")
     if not isinstance(document["attention_bias"], bool):
         raise PmvitError(f"{where}: attention_bias: expected true or false, got {document['attention_bias']!r}")
     if not isinstance(layers, dict) or not all(index.isdecimal() for index in layers):
@@ -195,15 +206,27 @@ def _from_document(document: dict[str, Any], where: str) -> Plan:
     made_by = document["made_by"]
     if not isinstance(made_by, dict):
         raise PmvitError(f"{where}: made_by: expected an object, got {type(made_by).__name__}")
-    num_patches = grid[0] * grid[1]
+    parsed = [_parse_grid(each, f"{where}: grids") for each in grids]
+    counts = [height * width for height, width in parsed]
+    counts += [grid[0] * grid[1]] * len(layers)  # for a block beyond the last, which `Plan` names
     return Plan(
-        grid=(grid[0], grid[1]),
+        grid=grid,
         depth=depth,
-        layers={int(i): _parse_layer(layer, num_patches, f"{where}: block {i}") for i, layer in layers.items()},
+        layers={
+            int(i): _parse_layer(layer, counts[min(int(i), depth)], f"{where}: block {i}")
+            for i, layer in layers.items()
+        },
         reconstruct=document["reconstruct"],
         attention_bias=document["attention_bias"],
         made_by=made_by,
+        grids=tuple(parsed),
     )
+
+
+def _parse_grid(grid: Any, where: str) -> tuple[int, int]:
+    if not (isinstance(grid, list) and len(grid) == 2 and all(_is_count(side) and side > 0 for side in grid)):
+        raise PmvitError(f"{where}: expected two positive whole numbers, got {grid!r}")
+    return (grid[0], grid[1])
 
 
 def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:

@@ -11,9 +11,10 @@ from torch import Tensor
 from pmvit.cost import elementwise_macs
 from pmvit.errors import PmvitError
 from pmvit.planning.grouping import group_layer
-from pmvit.planning.plan import Grouping, Plan, Scope, Weights, record
+from pmvit.planning.plan import Grouping, LayerPlan, Plan, Scope, Weights, record
 from pmvit.prune_merge import Reconstruct
 from pmvit.scoring import Scores
+from pmvit.windows import Budget, Windows
 
 BUDGETS = ("keep", "gflops", "flops_share", "speedup")
 DEFAULT_PRUNE = 0.1
@@ -25,7 +26,8 @@ class PlanConfig:
     """How scores become a plan. One of `keep`, `gflops`, `flops_share` and `speedup` says how much is kept.
 
     Attributes:
-        keep: Share of the patch tokens that are kept (the paper's r).
+        keep: Share of the patch tokens that are kept (the paper's r); of a block on average, where blocks have
+            different numbers of them.
         prune: Share of the patch tokens that are pruned (the paper's PM-threshold tau); the rest are merged. If not
             given, 0.1 or what `keep` leaves.
         gflops: Billions of multiply-accumulates the compressed model may cost, merge and reconstruct in group form
@@ -142,18 +144,27 @@ def plan(
 def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
     """The plan that keeps this share of the patch tokens; what cannot be pruned then stays."""
     layers = compressed_layers(len(scores.values), config.skip)
-    raw = scores.values[layers]
-    ranked = comparable(raw, layers, config.normalize_layers, config.layer_decay)
+    counts = [scores.num_patches(layer) for layer in layers]
+    ranked = comparable(scores.values[layers], layers, config.normalize_layers, config.layer_decay, counts)
     pruned_share = config.pruned_share(keep)
     if config.scope == "global":
-        kept, pruned = partition(ranked, keep, pruned_share)
+        kept, pruned = partition(ranked, keep, pruned_share, counts)
+        parts = [(kept[i, :count], pruned[i, :count]) for i, count in enumerate(counts)]
     else:
-        parts = [partition(row[None], keep, pruned_share) for row in ranked]
-        kept, pruned = (torch.cat(part) for part in zip(*parts, strict=True))
-    layer_plans = {
-        layer: group_layer(raw[i], kept[i], pruned[i], scores.grid, config.grouping, config.weights)
-        for i, layer in enumerate(layers)
-    }
+        rows = [partition(ranked[i, None, :count], keep, pruned_share) for i, count in enumerate(counts)]
+        parts = [(kept[0], pruned[0]) for kept, pruned in rows]
+    layer_plans = {}
+    for layer, row, (in_kept, in_pruned) in zip(layers, ranked, parts, strict=True):
+        grid, windows = scores.grids[layer], scores.windows[layer]
+        regions = order = None
+        if windows is not None:
+            places = windows.places(grid)
+            regions, order = windows.regions(grid).flatten()[places], places // windows.area
+            own = row[: len(places)]
+            in_kept, in_pruned = fit_to_windows(own, int(in_kept.sum()), int(in_pruned.sum()), windows, grid)
+        layer_plans[layer] = group_layer(
+            scores.of(layer), in_kept, in_pruned, grid, config.grouping, config.weights, regions, order
+        )
     return Plan(
         grid=scores.grid,
         depth=len(scores.values),
@@ -164,6 +175,7 @@ def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
             "plan": record(config),
             "scores": {**record(scores.config), "batches": scores.iterations, "images": scores.images},
         },
+        grids=scores.grids,
     )
 
 
@@ -179,54 +191,116 @@ def compressed_layers(depth: int, skip: Sequence[int]) -> list[int]:
     return layers
 
 
-def comparable(values: Tensor, layers: Sequence[int], normalize: bool, decay: float) -> Tensor:
-    """Make the scores of different layers comparable: each row over its L2 norm, times `1 - decay * layer`."""
+def comparable(
+    values: Tensor, layers: Sequence[int], normalize: bool, decay: float, counts: Sequence[int] = ()
+) -> Tensor:
+    """Make the scores of different layers comparable: each row over its L2 norm, times `1 - decay * layer`.
+
+    Where layers have different numbers of tokens (`counts`), the norm is that of the average token.
+    """
     if normalize:
         values = values / values.norm(dim=1, keepdim=True)
+        if len(set(counts)) > 1:
+            values = values * torch.tensor(counts, dtype=values.dtype).sqrt()[:, None]
     factors = 1 - decay * torch.tensor(layers, dtype=values.dtype)
     return values * factors.clamp(min=LEAST_DECAY_FACTOR)[:, None]  # deep models would reach zero and turn around
 
 
-def partition(values: Tensor, keep: float, prune: float) -> tuple[Tensor, Tensor]:
+def partition(values: Tensor, keep: float, prune: float, counts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
     """Split (layers, tokens) scores by two global thresholds (Algorithm 2, Algorithm 1 lines 1-5); return two masks.
 
     The counts are exact. Equal scores are ranked by position, first layer and first token foremost. A layer that would
     keep nothing keeps its best token, in place of the weakest kept token of a layer that has more than one.
+
+    Where layers have different numbers of tokens (`counts`, the first of each row), the shares are those of a layer on
+    average: a token counts for as much as its part of its layer. So a stage of few tokens that are costly is not
+    outvoted by one of many.
     """
     num_layers, num_tokens = values.shape
+    counts = counts or [num_tokens] * num_layers
     order = torch.argsort(values.flatten(), descending=True, stable=True)
-    num_kept = max(round(keep * values.numel()), num_layers)
+    order = order[order % num_tokens < torch.tensor(counts)[order // num_tokens]]
+    parts = (max(counts) / torch.tensor(counts, dtype=torch.float64))[order // num_tokens]
+    num_kept = max(_how_many(parts, keep), num_layers)
     kept = torch.zeros(values.numel(), dtype=torch.bool)
     kept[order[:num_kept]] = True
     kept = kept.view(num_layers, num_tokens)
     for layer in torch.nonzero(~kept.any(1)).flatten().tolist():
-        best = torch.argsort(values[layer], descending=True, stable=True)[0]
+        best = torch.argsort(values[layer, : counts[layer]], descending=True, stable=True)[0]
         for candidate in reversed(order[:num_kept].tolist()):
             other = kept[candidate // num_tokens]
             if other[candidate % num_tokens] and other.sum() > 1:
                 other[candidate % num_tokens] = False
                 break
         kept[layer, best] = True
-    num_pruned = min(round(prune * values.numel()), values.numel() - num_kept)
-    weakest = [token for token in reversed(order.tolist()) if not kept.view(-1)[token]][:num_pruned]
+    is_left = ~kept.view(-1)[order]
+    weakest = order[is_left].flip(0)
+    num_pruned = min(_how_many(parts[is_left].flip(0), prune, float(parts.sum())), len(weakest))
     pruned = torch.zeros(values.numel(), dtype=torch.bool)
-    pruned[weakest] = True
+    pruned[weakest[:num_pruned]] = True
     return kept, pruned.view(num_layers, num_tokens)
+
+
+def _how_many(parts: Tensor, share: float, total: float | None = None) -> int:
+    """How many of the first parts come nearest to a share of the total, that of all parts if not given."""
+    target = share * (float(parts.sum()) if total is None else total)
+    if (parts == 1).all():
+        return round(target)
+    return int((parts.cumsum(0) - parts / 2 < target).sum())
+
+
+def fit_to_windows(
+    values: Tensor, num_kept: int, num_pruned: int, windows: Windows, grid: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Split the tokens of a layer anew, so that all its windows keep as many; return two masks.
+
+    As many a window as the number of kept tokens of the layer allows, rounded down: the best of each region, as long
+    as there is room, and then the best of the window. A token in a region that keeps none has nothing to join: it is
+    pruned.
+    """
+    places = windows.places(grid)
+    of_window, of_region = places // windows.area, windows.regions(grid).flatten()[places]
+    order = torch.argsort(values, descending=True, stable=True)
+    first = torch.full((int(of_region.max()) + 1,), len(values))
+    first.scatter_reduce_(0, of_region[order], torch.arange(len(order)), "amin")
+    is_best = torch.zeros(len(values), dtype=torch.bool)
+    is_best[order[first[first < len(values)]]] = True
+    order = order[torch.argsort((2 * of_window + ~is_best)[order], stable=True)]
+    budget = Budget.of(windows, grid)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order)) - (budget.tokens.cumsum(0) - budget.tokens)[of_window[order]]
+    kept = rank < budget.kept(budget.at_most(num_kept))[of_window]
+    has_centre = torch.zeros(len(first), dtype=torch.bool)
+    has_centre[of_region[kept]] = True
+    pruned = ~has_centre[of_region]
+    weakest = torch.argsort(values, descending=True, stable=True).flip(0)
+    weakest = weakest[~(kept | pruned)[weakest]]
+    pruned[weakest[: max(num_pruned - int(pruned.sum()), 0)]] = True
+    return kept, pruned
 
 
 def predicted_macs(scores: Scores, plan: Plan) -> float:
     """Multiply-accumulates of the model compressed by this plan: what `flops` will count on it."""
-    num_tokens = scores.num_prefix + plan.num_patches
     total = float(scores.cost.outside)
     for index, block in enumerate(scores.cost.blocks):
-        layer = plan.layers.get(index)
+        layer, windows = plan.layers.get(index), scores.windows[index]
         if layer is None or layer.is_identity:
             total += block.macs(1.0)
             continue
-        num_groups = scores.num_prefix + layer.num_kept
+        num_tokens, num_groups = (scores.num_prefix + count for count in (layer.num_tokens, layer.num_kept))
         products = 2 * (scores.num_prefix + layer.num_entries) * block.width
-        total += block.macs(num_groups / num_tokens) + products + elementwise_macs(num_tokens, num_groups, block.width)
+        places = None if windows is None else share_of_places(layer, windows, plan.grids[index])
+        total += block.macs(num_groups / num_tokens, places) + products
+        total += elementwise_macs(num_tokens, num_groups, block.width)
     return total
+
+
+def share_of_places(layer: LayerPlan, windows: Windows, grid: tuple[int, int]) -> float | None:
+    """How much of its windows a layer keeps, padding included; `None` if they do not all keep as much."""
+    budget = Budget.of(windows, grid)
+    of_window = windows.places(grid)[list(layer.centres)] // windows.area
+    places = budget.places(torch.bincount(of_window, minlength=len(budget.tokens)))
+    return None if places is None else places / windows.area
 
 
 def _solve(make: Callable[[float], Plan], cost: Callable[[Plan], float], target: float, unit: str, steps: int) -> Plan:

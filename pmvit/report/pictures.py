@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -17,8 +18,11 @@ CAPTION = 36
 
 def compressed_view(image: Tensor, layer: LayerPlan, grid: tuple[int, int]) -> Tensor:
     """Paint an image (channels, height, width; 0 to 1) the way a block with this plan sees it."""
-    channels, height, width = image.shape
     rows, columns = grid
+    if image.shape[1] % rows or image.shape[2] % columns:  # a grid that was padded on the way
+        sides = [-(-side // cells) * cells for side, cells in zip(image.shape[1:], grid, strict=True)]
+        image = F.interpolate(image[None], size=sides, mode="nearest")[0]
+    channels, height, width = image.shape
     patch_height, patch_width = height // rows, width // columns
     patches = image.view(channels, rows, patch_height, columns, patch_width).permute(1, 3, 0, 2, 4)
     patches = patches.reshape(rows * columns, channels, patch_height, patch_width).clone()
@@ -39,9 +43,9 @@ def plan_picture(image: Tensor, plan: Plan) -> Image.Image:
     """The image and, beside it, what every block keeps of it, with captions."""
     tiles = [("the image", "", image)]
     for index in range(plan.depth):
-        layer = plan.layers.get(index, LayerPlan.keep_all(plan.num_patches))
+        layer = plan.layers.get(index, LayerPlan.keep_all(plan.num_patches(index)))
         counts = f"{layer.num_kept} kept, {layer.num_merged} merged, {layer.num_pruned} pruned"
-        tiles.append((f"block {index}", counts, compressed_view(image, layer, plan.grid)))
+        tiles.append((f"block {index}", counts, compressed_view(image, layer, plan.grids[index])))
     columns = math.ceil(math.sqrt(len(tiles) * 1.6))
     rows = math.ceil(len(tiles) / columns)
     size = (MARGIN + columns * (TILE + MARGIN), MARGIN + rows * (TILE + CAPTION + MARGIN))

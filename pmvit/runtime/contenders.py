@@ -11,12 +11,13 @@ from pmvit.compress import compress, compression_of, decompress
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
 from pmvit.methods.tome import tome
-from pmvit.models import adapter_for
+from pmvit.models import Adapter, TokenLayout, adapter_for
 from pmvit.models.adapter import Target
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.stages import Narrowed
+from pmvit.runtime.window_runs import wrapped
 
 State = Tensor | tuple[Tensor, Tensor]
 NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
@@ -49,27 +50,41 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
     It computes nothing of use, and says what fewer tokens can bring in a runtime. Its blocks are the original's.
     """
     model = copy.deepcopy(model)
-    names = adapter_for(model).block_names(model)
-    for name in names:
-        block, tokens = _inside(model, name)
-        model.set_submodule(name, _Sliced(block, tokens.numel(), name == names[-1]))
+    adapter = adapter_for(model)
+    runs, layouts = adapter.runs(model), _layouts(adapter, model)
+    is_whole = len(runs) > 1  # what lies between two runs needs all tokens: those that were sliced away come back
+    for names in runs:
+        for name in names:
+            block, tokens = _inside(model, name, layouts[name])
+            sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
+            adapter.stand_in(sliced, block)
+            model.set_submodule(name, sliced)
     return model
 
 
 def direct(model: nn.Module, target: Target) -> nn.Module:
     """The paper's "Direct" operation (Table IV): take the kept tokens out, run the block, put them back."""
     model = copy.deepcopy(model)
-    for name in adapter_for(model).block_names(model):
-        block, tokens = _inside(model, name)
-        model.set_submodule(name, _TakenOut(block, tokens))
+    adapter = adapter_for(model)
+    for name, layout in _layouts(adapter, model).items():
+        block, tokens = _inside(model, name, layout)
+        taken = _TakenOut(block, tokens)
+        adapter.stand_in(taken, block)
+        model.set_submodule(name, taken)
     return model
 
 
-def _inside(model: nn.Module, name: str) -> tuple[nn.Module, Tensor]:
+def _layouts(adapter: Adapter, model: nn.Module) -> dict[str, TokenLayout]:
+    return dict(zip(adapter.block_names(model), adapter.layouts(model), strict=True))
+
+
+def _inside(model: nn.Module, name: str, layout: TokenLayout) -> tuple[nn.Module, Tensor]:
     """What a compressed block runs inside, on as many tokens as it has groups, and which tokens those are."""
     adapter = adapter_for(model)
     block = model.get_submodule(name)
-    tokens = torch.arange(adapter.layout(model).num_tokens)
+    tokens = torch.arange(layout.num_tokens)
+    if layout.windows is not None:
+        block = wrapped(block, adapter, layout)
     if isinstance(block, PruneMerge):
         tokens = block.centres
         block = block.block if adapter.computes_partly(block.block) else Narrowed(block)
@@ -79,20 +94,26 @@ def _inside(model: nn.Module, name: str) -> tuple[nn.Module, Tensor]:
 class _Sliced(nn.Module):
     """A block on the first tokens of what comes; what is missing to its number are tokens of the model's input."""
 
-    def __init__(self, block: nn.Module, count: int, is_last: bool) -> None:
+    def __init__(self, block: nn.Module, count: int, is_last: bool, is_whole: bool = False) -> None:
         super().__init__()
         self.block = block
         self.count = count
         self.is_last = is_last
+        self.is_whole = is_whole
 
     def forward(self, state: State, *positional: object, **arguments: object) -> State:
-        tokens, everything = state if isinstance(state, tuple) else (state, state)
+        tokens, given = state if isinstance(state, tuple) else (state.flatten(1, -2), state)
+        everything = given.flatten(1, -2)
         if tokens.shape[1] > self.count:
             tokens = tokens[:, : self.count]
         elif tokens.shape[1] < self.count:
             tokens = torch.cat([tokens, everything[:, tokens.shape[1] : self.count]], dim=1)
         tokens = self.block(tokens, *positional, **arguments)
-        return tokens if self.is_last else (tokens, everything)
+        if not self.is_last:
+            return tokens, given
+        if self.is_whole:
+            tokens = torch.cat([tokens, everything[:, self.count :]], dim=1).view(given.shape)
+        return tokens
 
 
 class _TakenOut(nn.Module):
@@ -105,9 +126,10 @@ class _TakenOut(nn.Module):
         self.block = block
         self.register_buffer("tokens", tokens, persistent=False)
 
-    def forward(self, everything: Tensor, *positional: object, **arguments: object) -> Tensor:
+    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
+        everything = tokens.flatten(1, -2)
         taken = self.block(everything.index_select(1, self.tokens), *positional, **arguments)
-        return everything.index_copy(1, self.tokens, taken)
+        return everything.index_copy(1, self.tokens, taken).view(tokens.shape)
 
 
 def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
@@ -148,18 +170,19 @@ def contender(name: str, model: nn.Module, target: Target) -> nn.Module:
     return result.eval().requires_grad_(False)
 
 
-def in_place_plan(grid: tuple[int, int], depth: int) -> Plan:
+def in_place_plan(grid: tuple[int, int], depth: int, grids: tuple[tuple[int, int], ...] = ()) -> Plan:
     """A plan that keeps every token but hands them to the blocks in another order: everything runs, nothing changes."""
-    count = grid[0] * grid[1]
     layers = {}
-    for layer in range(depth):
+    for layer, (height, width) in enumerate(grids or (grid,) * depth):
+        count = height * width
         centres = torch.randperm(count, generator=torch.Generator().manual_seed(layer))
         layers[layer] = LayerPlan(tuple(torch.argsort(centres).tolist()), tuple(centres.tolist()), (1.0,) * count)
-    return Plan(grid, depth, layers)
+    return Plan(grid, depth, layers, grids=grids)
 
 
 def with_operations_in_place(model: nn.Module) -> nn.Module:
     """A model with all operations of Prune and Merge in place and nothing compressed (the paper's Table IV)."""
     adapter: Any = adapter_for(model)
-    plan = in_place_plan(adapter.layout(model).grid, len(adapter.block_names(model)))
+    grids = tuple(layout.grid for layout in adapter.layouts(model))
+    plan = in_place_plan(grids[0], len(grids), grids)
     return compress(original(model, "eager"), plan)

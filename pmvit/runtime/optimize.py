@@ -24,6 +24,7 @@ from pmvit.models.adapter import Target
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.maps import chain, identity_maps, maps_of
 from pmvit.runtime.stages import FORMS, Form, HandOver, Narrowed, Stage, cheapest_form
+from pmvit.runtime.window_runs import chain_windows
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -74,7 +75,9 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     adapter = adapter_for(model)
     names = adapter.block_names(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    if adapter.reads_between_blocks(model):
+    if any(layout.windows is not None for layout in adapter.layouts(model)):
+        chain_windows(model, adapter, config.target, config.fuse)
+    elif adapter.reads_between_blocks(model):
         for name in names:
             if isinstance(model.get_submodule(name), PruneMerge):
                 _place_stages(model, adapter, [name], None, config)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pmvit.errors import PmvitError
+from pmvit.models.adapter import TokenLayout
 from pmvit.scoring.scores import Scorer
 
 
@@ -41,10 +42,10 @@ class Recorder(TorchFunctionMode):
     It listens where the host calls `scaled_dot_product_attention`, so it serves every model that does.
     """
 
-    def __init__(self, scorer: Scorer, blocks: list[nn.Module], num_prefix: int) -> None:
+    def __init__(self, scorer: Scorer, blocks: list[nn.Module], layouts: list[TokenLayout]) -> None:
         super().__init__()
         self.scorer = scorer
-        self.num_prefix = num_prefix
+        self.layouts = layouts
         self.layer: int | None = None
         self.values: list[list[Tensor]] = [[] for _ in blocks]
         self.scored: list[Tensor | None] = [None] * len(blocks)
@@ -66,7 +67,7 @@ class Recorder(TorchFunctionMode):
                 tokens = tokens.detach().requires_grad_(torch.is_grad_enabled())
             if self.scorer == "grad":
                 values = tokens.detach()  # a hook that held the tensor it hangs on would keep the graph alive
-                tokens.register_hook(lambda gradient: self._add(layer, score_tokens(values, gradient)))
+                tokens.register_hook(lambda gradient: self._add(layer, score_tokens(values, gradient).flatten(1)))
             return (tokens, *others)
 
         return enter
@@ -75,7 +76,12 @@ class Recorder(TorchFunctionMode):
         self.layer = None
 
     def _add(self, layer: int, scores: Tensor) -> None:
-        self.values[layer].append(scores.detach()[:, self.num_prefix :])
+        self.values[layer].append(scores.detach()[:, self.layouts[layer].num_prefix :])
+
+    def _add_heard(self, layer: int, scores: Tensor) -> None:
+        """Add what attention told: of the tokens of an image, or of the places of each window."""
+        grid, _, windows = self.layouts[layer]
+        self._add(layer, scores if windows is None else windows.to_grid(scores, grid))
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...] = (), keywords: Any = None
@@ -99,24 +105,27 @@ class Recorder(TorchFunctionMode):
         scale = options.get("scale")
         if self.scorer == "attn":
             attention = attention_map(query, key, attn_mask, scale)
-            self._add(layer, _precise(attention).sum(2).mean(1))
+            self._add_heard(layer, _precise(attention).sum(2).mean(1))
             return attention @ value
         output = attend(query, key, value, attn_mask=attn_mask, **options)
         values = value.detach()  # a hook that held the tensor it hangs on would keep the graph alive
         if self.scorer == "grad_attn" and value is not self.scored[layer]:
             self.scored[layer] = value  # differential attention uses one value tensor twice; its gradient comes once
-            value.register_hook(lambda gradient: self._add(layer, score_values(values, gradient)))
+            value.register_hook(lambda gradient: self._add_heard(layer, score_values(values, gradient)))
         elif self.scorer in ("class_attn", "grad_class_attn"):
             mask = None if attn_mask is None else attn_mask[..., :1, :]
             row = attention_map(query[:, :, :1].detach(), key.detach(), mask, scale)[:, :, 0]
             if self.scorer == "class_attn":
-                self._add(layer, _precise(row).mean(1))
+                self._add_heard(layer, _precise(row).mean(1))
             else:
-                output.register_hook(lambda gradient: self._add(layer, _class_row(row, values, gradient)))
+                output.register_hook(lambda gradient: self._add_heard(layer, _class_row(row, values, gradient)))
         return output
 
     def collect(self) -> Tensor:
-        """The scores of this batch, (layers, batch, patches); a block with several attentions gets their mean."""
+        """The scores of this batch, (layers, batch, patches), with zeros behind those of smaller grids.
+
+        A block with several attentions gets their mean.
+        """
         silent = [layer for layer, values in enumerate(self.values) if not values]
         if silent and self.heard[silent[0]]:
             raise PmvitError(
@@ -128,7 +137,9 @@ class Recorder(TorchFunctionMode):
                 f"block {silent[0]} made no call of torch.nn.functional.scaled_dot_product_attention, where scores are "
                 "read: switch the model to its `sdpa` attention"
             )
-        result = torch.stack([torch.stack(values).mean(0) for values in self.values])
+        rows = [torch.stack(values).mean(0) for values in self.values]
+        most = max(row.shape[1] for row in rows)
+        result = torch.stack([F.pad(row, (0, most - row.shape[1])) for row in rows])
         self.values = [[] for _ in self.values]
         self.scored = [None] * len(self.scored)
         return result

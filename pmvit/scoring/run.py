@@ -87,7 +87,7 @@ def score(
         raise PmvitError("expected an uncompressed model to score; this one is compressed: score the original")
     check_trainable(model)
     adapter = adapter_for(model)
-    layout = adapter.layout(model)
+    layouts = adapter.layouts(model)
     if "class_attn" in config.scorer and not adapter.has_class_token(model):
         raise PmvitError(f"the scorer {config.scorer} needs a class token, and this model has none: use grad_attn")
     if config.scorer.startswith("grad") and config.loss != "embedding" and not adapter.gives_logits(model):
@@ -96,28 +96,33 @@ def score(
             'features: use loss="embedding"'
         )
     blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
-    shape = (len(blocks), layout.num_patches)
+    shape = (len(blocks), max(layout.num_patches for layout in layouts))
     start = Scores(
         values=torch.zeros(shape, dtype=torch.float64),
-        grid=layout.grid,
-        num_prefix=layout.num_prefix,
+        grid=layouts[0].grid,
+        num_prefix=layouts[0].num_prefix,
         cost=model_cost(model),
         config=config,
         iterations=0,
         images=0,
         model=fingerprint(model),
         data=str(getattr(loader, "name", type(loader).__name__)),
+        grids=tuple(layout.grid for layout in layouts),
+        windows=tuple(layout.windows for layout in layouts),
     )
     if config.scorer == "random":
         generator = torch.Generator().manual_seed(config.seed)
-        return replace(start, values=torch.rand(shape, generator=generator, dtype=torch.float64))
+        values = torch.rand(shape, generator=generator, dtype=torch.float64)
+        for row, layout in zip(values, layouts, strict=True):
+            row[layout.num_patches :] = 0.0
+        return replace(start, values=values)
     store = Path(checkpoint) if checkpoint is not None else None
     sums = _resume(start, store) if store is not None and store.exists() else start
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
         states.enter_context(adapter.for_scoring(model))
-        recorder = Recorder(config.scorer, blocks, layout.num_prefix)
+        recorder = Recorder(config.scorer, blocks, layouts)
         states.callback(recorder.remove_hooks)
         total = _number_of_batches(loader, config.iterations)
         batches = islice(loader, sums.iterations, config.iterations)

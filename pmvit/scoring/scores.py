@@ -1,16 +1,18 @@
 """`Scores`: the importance of every patch token in every block, and how it was measured."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pmvit.cost import BlockCost, ModelCost
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, config_from, read_document, write_text
+from pmvit.windows import Windows
 
 Scorer = Literal["grad_attn", "attn", "class_attn", "grad_class_attn", "grad", "random"]
 Loss = Literal["labels", "predicted", "entropy", "embedding"]
@@ -59,8 +61,8 @@ class Scores:
     """Importance of every patch token in every block, and what planning has to know of the model.
 
     Attributes:
-        values: One row a block, one column a patch token, float64.
-        grid: Rows and columns of the patch grid.
+        values: One row a block, one column a patch token, float64; zeros follow where a block has fewer than others.
+        grid: Rows and columns of the patch grid, at the first block.
         num_prefix: Tokens before the patch tokens; they have no score.
         cost: What each block of the model costs.
         config: How the scores were measured.
@@ -68,6 +70,8 @@ class Scores:
         images: Images that were used.
         model: Fingerprint of the scored weights.
         data: What the images were read from.
+        grids: The patch grid at each block; the same at all of them if not given.
+        windows: The windows of each block, `None` where attention is over the whole grid.
     """
 
     values: Tensor
@@ -79,11 +83,28 @@ class Scores:
     images: int
     model: str
     data: str
+    grids: tuple[tuple[int, int], ...] = ()
+    windows: tuple[Windows | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        depth = len(self.values)
+        object.__setattr__(self, "grids", self.grids or (self.grid,) * depth)
+        object.__setattr__(self, "windows", self.windows or (None,) * depth)
+
+    def of(self, layer: int) -> Tensor:
+        """The scores of one block, one a patch token."""
+        return self.values[layer, : self.num_patches(layer)]
+
+    def num_patches(self, layer: int) -> int:
+        """Patch tokens of one block."""
+        return self.grids[layer][0] * self.grids[layer][1]
 
     def save(self, path: str | Path, kind: str = FORMAT) -> None:
         """Write the scores as JSON."""
-        document = {"format": kind, "version": VERSION, **asdict(replace(self, values=torch.empty(0)))}
-        document["values"] = self.values.tolist()
+        document = {"format": kind, "version": VERSION, **asdict(self)}
+        document["values"] = [self.of(layer).tolist() for layer in range(len(self.values))]
+        if set(self.grids) == {self.grid} and not any(self.windows):
+            del document["grids"], document["windows"]
         write_text(Path(path), dumps(document) + "\n")
 
     @staticmethod
@@ -95,20 +116,28 @@ class Scores:
         """
         where = str(path)
         document = read_document(Path(path), kind, VERSION)
-        check_fields(document, ("format", "version", *Scores.__dataclass_fields__), where)
+        optional = ("grids", "windows")
+        names = [name for name in Scores.__dataclass_fields__ if name not in optional]
+        check_fields(document, ("format", "version", *names), where, optional)
         try:
-            values = torch.tensor(document["values"], dtype=torch.float64)
+            rows = [torch.tensor(row, dtype=torch.float64) for row in document["values"]]
             cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
             height, width = document["grid"]
+            grids = tuple((int(h), int(w)) for h, w in document.get("grids", [(height, width)] * len(rows)))
+            windows = tuple(_windows(entry) for entry in document.get("windows", [None] * len(rows)))
+            values = pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0, dtype=torch.float64)
         except (TypeError, ValueError, KeyError) as error:
             raise PmvitError(f"{where}: the scores are malformed ({error}): score the model again") from None
         if not torch.isfinite(values).all():
             raise PmvitError(f"{where}: expected finite scores, got some that are not: score the model again")
-        if values.shape != (len(cost.blocks), height * width):
+        expected = [h * w for h, w in grids]
+        if len(rows) != len(cost.blocks) or [tuple(row.shape) for row in rows] != [(count,) for count in expected]:
             raise PmvitError(
                 f"{where}: expected scores for {len(cost.blocks)} blocks of {height} x {width} tokens, "
                 f"got {tuple(values.shape)}: score the model again"
             )
+        if len(windows) != len(rows):
+            raise PmvitError(f"{where}: expected windows for {len(rows)} blocks, got {len(windows)}: score again")
         return Scores(
             values=values,
             grid=(height, width),
@@ -119,4 +148,13 @@ class Scores:
             images=document["images"],
             model=document["model"],
             data=document["data"],
+            grids=grids,
+            windows=windows,
         )
+
+
+def _windows(entry: dict[str, Any] | None) -> Windows | None:
+    if entry is None:
+        return None
+    (rows, columns), (down, right) = entry["size"], entry["shift"]
+    return Windows((int(rows), int(columns)), (int(down), int(right)), bool(entry["pad_first"]))

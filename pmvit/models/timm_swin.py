@@ -1,0 +1,128 @@
+"""Adapter for timm's Swin Transformers, v1 and v2."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Block
+from torch import Tensor, nn
+
+from pmvit.models.adapter import register
+from pmvit.models.swin import SwinAdapter, host_of
+from pmvit.models.swin_recipe import Recipe, cosine, split_heads
+from pmvit.models.timm_vit import TimmViT, input_channels
+from pmvit.windows import Windows
+
+Host = Any  # timm's models: nn.Modules whose attributes have no types
+
+
+class TimmSwinBlock(Recipe):
+    """The block of Swin v1."""
+
+    def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = split_heads(block.attn.qkv(tokens), block.attn.num_heads)
+        return query * block.attn.scale, key, value
+
+    def output(self, block: Host, attended: Tensor) -> Tensor:
+        projected: Tensor = block.attn.proj_drop(block.attn.proj(attended))
+        return projected
+
+    def bias_table(self, block: Host) -> Tensor:
+        table: Tensor = block.attn.relative_position_bias_table
+        return table
+
+    def bias_index(self, block: Host) -> Tensor:
+        index: Tensor = block.attn.relative_position_index
+        return index
+
+    def norms(self, block: Host) -> tuple[nn.Module, nn.Module]:
+        return block.norm1, block.norm2
+
+    def mlp(self, block: Host, tokens: Tensor) -> Tensor:
+        result: Tensor = block.mlp(tokens)
+        return result
+
+
+class TimmSwinV2Block(TimmSwinBlock):
+    """The block of Swin v2: cosine attention, a position bias from a small network, normalisation last."""
+
+    post_norm = True
+    without_tokens = ("attn.cpb_mlp",)
+
+    def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attention = block.attn
+        bias = None
+        if attention.q_bias is not None:
+            bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
+        query, key, value = split_heads(F.linear(tokens, attention.qkv.weight, bias), attention.num_heads)
+        return *cosine(query, key, attention.logit_scale), value
+
+    def bias_table(self, block: Host) -> Tensor:
+        attention = block.attn
+        values: Tensor = attention.cpb_mlp(attention.relative_coords_table).view(-1, attention.num_heads)
+        return 16 * values.sigmoid()
+
+
+@register
+class TimmSwin(SwinAdapter, TimmViT):
+    """Stages stand in `model.layers`; their blocks take and return tokens of shape (batch, rows, columns, width)."""
+
+    family = "timm Swin (SwinTransformer, SwinTransformerV2)"
+    classes = (SwinTransformer, SwinTransformerV2)
+    recipes = (TimmSwinBlock(), TimmSwinV2Block())
+
+    def recipe(self, block: nn.Module) -> Recipe:
+        return self.recipes[isinstance(block, SwinTransformerV2Block)]
+
+    def stages(self, model: Host) -> list[str]:
+        return [f"layers.{index}.blocks" for index in range(len(model.layers))]
+
+    def first_grid(self, model: Host) -> tuple[int, int]:
+        height, width = model.patch_embed.grid_size
+        return (int(height), int(width))
+
+    def windows(self, model: Host, block: Host, grid: tuple[int, int]) -> Windows:
+        return Windows(tuple(block.window_size), tuple(block.shift_size))
+
+    def has_class_token(self, model: Host) -> bool:
+        return False
+
+    def tokens_read(self, model: Host) -> int | None:
+        return None
+
+    def computes_partly(self, block: nn.Module) -> bool:
+        return False
+
+    def traits(self, model: Host) -> dict[str, Any]:
+        firsts: list[Host] = [host_of(stage.blocks[0]) for stage in model.layers]
+        patch = model.patch_embed.patch_size
+        return {
+            "num_classes": model.num_classes,
+            "in_chans": input_channels(model),
+            "img_size": list(model.patch_embed.img_size),
+            "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+            "global_pool": model.global_pool,
+            "embed_dim": model.embed_dim,
+            "depths": [len(stage.blocks) for stage in model.layers],
+            "num_heads": [block.attn.num_heads for block in firsts],
+            "window_size": _window_size(firsts),
+            "mlp_ratio": _one_or_all([block.mlp_ratio for block in firsts]),
+            "always_partition": firsts[0].always_partition,
+            "strict_img_size": not firsts[0].dynamic_mask,
+        }
+
+
+def _window_size(firsts: list[Host]) -> Any:
+    """The window all stages were made with, each of which made it no larger than its grid; or one a stage."""
+    sizes = [tuple(block.window_size) for block in firsts]
+    largest = (max(rows for rows, _ in sizes), max(columns for _, columns in sizes))
+    for block, size in zip(firsts, sizes, strict=True):
+        fitting = largest if block.always_partition else tuple(map(min, block.input_resolution, largest))
+        if size != fitting:
+            return [_one_or_all(list(size)) for size in sizes]
+    return _one_or_all(list(largest))
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return values[0] if len(set(values)) == 1 else values
