@@ -32,6 +32,7 @@ EXAMPLE = """
 
 
 Target = Literal["eager", "graph", "onnx"]
+DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")  # of `Adapter.data_config`
 
 
 class TokenLayout(NamedTuple):

@@ -9,11 +9,10 @@ import torch
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
-from pmvit.models.adapter import find_adapter
+from pmvit.models.adapter import DATA_KEYS, find_adapter
 from pmvit.models.hf_tower import FAMILIES, Tower, find_tower
 
 Host = Any  # the models of transformers: nn.Modules whose attributes have no types
-DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 FORBIDDEN_ARGUMENTS = {"trust_remote_code", "use_safetensors", "config", "state_dict"}  # they run or read other files
 

@@ -59,6 +59,25 @@ class Recipe(ABC):
         return float(block.attn.attn_drop.p)
 
 
+class UsualBlock(Recipe):
+    """A block whose parts are called as in Swin's own code: those of timm and torchvision."""
+
+    def bias_table(self, block: Host) -> Tensor:
+        table: Tensor = block.attn.relative_position_bias_table
+        return table
+
+    def bias_index(self, block: Host) -> Tensor:
+        index: Tensor = block.attn.relative_position_index
+        return index
+
+    def norms(self, block: Host) -> tuple[nn.Module, nn.Module]:
+        return block.norm1, block.norm2
+
+    def mlp(self, block: Host, tokens: Tensor) -> Tensor:
+        result: Tensor = block.mlp(tokens)
+        return result
+
+
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value out of one projection."""
     query, key, value = qkv.unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from pmvit.models.adapter import register
 from pmvit.models.swin import SwinAdapter, host_of
-from pmvit.models.swin_recipe import Recipe, cosine, split_heads
+from pmvit.models.swin_recipe import Recipe, UsualBlock, cosine, split_heads
 from pmvit.models.timm_vit import TimmViT, input_channels
 from pmvit.windows import Windows
 
 Host = Any  # timm's models: nn.Modules whose attributes have no types
 
 
-class TimmSwinBlock(Recipe):
+class TimmSwinBlock(UsualBlock):
     """The block of Swin v1."""
 
     def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -27,21 +27,6 @@ class TimmSwinBlock(Recipe):
     def output(self, block: Host, attended: Tensor) -> Tensor:
         projected: Tensor = block.attn.proj_drop(block.attn.proj(attended))
         return projected
-
-    def bias_table(self, block: Host) -> Tensor:
-        table: Tensor = block.attn.relative_position_bias_table
-        return table
-
-    def bias_index(self, block: Host) -> Tensor:
-        index: Tensor = block.attn.relative_position_index
-        return index
-
-    def norms(self, block: Host) -> tuple[nn.Module, nn.Module]:
-        return block.norm1, block.norm2
-
-    def mlp(self, block: Host, tokens: Tensor) -> Tensor:
-        result: Tensor = block.mlp(tokens)
-        return result
 
 
 class TimmSwinV2Block(TimmSwinBlock):

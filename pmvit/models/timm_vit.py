@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
 from pmvit.models.adapter import (
+    DATA_KEYS,
     Adapter,
     HostChange,
     Target,
@@ -31,7 +32,6 @@ from pmvit.prune_merge import PruneMerge
 
 Host = Any  # timm's models: nn.Modules whose attributes have no types
 FORBIDDEN_ARGUMENTS = {"pretrained", "pretrained_cfg", "checkpoint_path", "cache_dir"}  # they read other files
-DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
 @register

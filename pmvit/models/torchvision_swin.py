@@ -7,20 +7,19 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
-from pmvit.models.adapter import register
+from pmvit.models.adapter import DATA_KEYS, register
 from pmvit.models.swin import SwinAdapter, host_of
-from pmvit.models.swin_recipe import Recipe, cosine, split_heads
+from pmvit.models.swin_recipe import Recipe, UsualBlock, cosine, split_heads
 from pmvit.windows import Windows
 
 Host = Any  # torchvision's models: nn.Modules whose attributes have no types
 MODULE = "torchvision.models.swin_transformer"
-DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 DATA = {"interpolation": "bicubic", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "crop_mode": "center"}
 # Of the weights torchvision gives, for v1 and v2: the side of an image, and of what it is cut from.
 SIDES = ((224, 232), (256, 260))
 
 
-class TorchvisionSwinBlock(Recipe):
+class TorchvisionSwinBlock(UsualBlock):
     """The block of Swin v1."""
 
     def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,21 +28,6 @@ class TorchvisionSwinBlock(Recipe):
 
     def output(self, block: Host, attended: Tensor) -> Tensor:
         return F.dropout(block.attn.proj(attended), block.attn.dropout, block.training)
-
-    def bias_table(self, block: Host) -> Tensor:
-        table: Tensor = block.attn.relative_position_bias_table
-        return table
-
-    def bias_index(self, block: Host) -> Tensor:
-        index: Tensor = block.attn.relative_position_index
-        return index
-
-    def norms(self, block: Host) -> tuple[nn.Module, nn.Module]:
-        return block.norm1, block.norm2
-
-    def mlp(self, block: Host, tokens: Tensor) -> Tensor:
-        result: Tensor = block.mlp(tokens)
-        return result
 
     def drop_paths(self, block: Host) -> tuple[nn.Module, nn.Module]:
         return block.stochastic_depth, block.stochastic_depth

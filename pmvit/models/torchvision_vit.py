@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
-from pmvit.models.adapter import Adapter, HostChange, TokenLayout, add_log_sizes, register
+from pmvit.models.adapter import DATA_KEYS, Adapter, HostChange, TokenLayout, add_log_sizes, register
 from pmvit.prune_merge import PruneMerge
 
 Host = Any  # torchvision's models: nn.Modules whose attributes have no types
 MODULE = "torchvision.models.vision_transformer"
-DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 DATA = {  # of the weights torchvision gives by default: resized to 256, centre crop of 224
     "interpolation": "bilinear",
     "mean": [0.485, 0.456, 0.406],
