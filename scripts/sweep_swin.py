@@ -18,7 +18,10 @@ FAMILIES = {
     "torchvision swin": "torchvision: Swin, Swin v2 (each also with padding)",
 }
 PADDED = " padded"
-HF = ("SwinModel", "SwinForImageClassification", "SwinBackbone", "Swinv2Model", "Swinv2ForImageClassification")
+HF = (
+    *("SwinModel", "SwinForImageClassification", "SwinForMaskedImageModeling", "SwinBackbone"),
+    *("Swinv2Model", "Swinv2ForImageClassification", "Swinv2Backbone", "UperNetForSemanticSegmentation"),
+)
 HF_SMALL: dict[str, Any] = {"embed_dim": 24, "depths": [2, 2], "num_heads": [1, 2], "window_size": 7, "patch_size": 4}
 
 
@@ -43,9 +46,15 @@ def create_hf(name: str, classes: int) -> nn.Module:
     host = name.removesuffix(PADDED)
     config = transformers.Swinv2Config if host.startswith("Swinv2") else transformers.SwinConfig
     arguments = {**HF_SMALL, "image_size": 100 if name.endswith(PADDED) else 56, "num_labels": classes}
-    if host.endswith("Backbone"):
+    if host.startswith("UperNet") or host.endswith("Backbone"):
         arguments["out_features"] = ["stage1", "stage2"]
-    model: nn.Module = getattr(transformers, host)(config(**arguments))
+    if host.endswith("MaskedImageModeling"):
+        arguments["encoder_stride"] = 8
+    made: Any = config(**arguments)
+    if host.startswith("UperNet"):
+        head = {"hidden_size": 24, "pool_scales": [1, 2], "use_auxiliary_head": False, "num_labels": classes}
+        made = transformers.UperNetConfig(backbone_config=made, **head)
+    model: nn.Module = getattr(transformers, host)(made)
     return model.eval()
 
 

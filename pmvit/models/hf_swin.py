@@ -44,8 +44,9 @@ class HuggingFaceSwin(SwinAdapter, HuggingFaceViT):
         return next((name for name, module in model.named_modules() if type(module).__name__ in names), None)
 
     def _tower(self, model: Host) -> SwinTower:
-        embeddings = model.get_submodule(self._embeddings(model) or "")
-        return SwinTower(embeddings, self.block_names(model), model.config)
+        path = self._embeddings(model) or ""
+        host: Host = model.get_submodule(path.rpartition(".")[0])
+        return SwinTower(model.get_submodule(path), self.block_names(model), host.config)
 
     def call(self, model: Host, images: Tensor) -> Any:
         with outside_inference_mode():
@@ -74,9 +75,7 @@ class HuggingFaceSwin(SwinAdapter, HuggingFaceViT):
         return Windows((size, size), (shift, shift), pad_first=True)
 
     def input_size(self, model: Host) -> tuple[int, int, int]:
-        return hf_loading.input_size(
-            model, SwinTower(model.get_submodule(self._embeddings(model) or ""), [], model.config)
-        )
+        return hf_loading.input_size(model, self._tower(model))
 
     def has_class_token(self, model: Host) -> bool:
         return False
