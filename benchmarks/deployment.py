@@ -2,7 +2,8 @@
 
 Every place (model, runtime, batch) is one interleaved run. Rows land in `deployment.json` and on the page,
 `deployment.md`, as they are measured, so that the command can be stopped and started again. Weights do not change
-speeds: DeiT-Small's and Swin's are random. DeiT's scores are DeiT-Tiny's, on 256 real images; Swin's are random. About half an hour on two cores.
+speeds: DeiT-Small's and Swin's are random. The scores are DeiT-Tiny's, on 256 real images; Swin's are random. About
+half an hour on two cores.
 """
 
 import json
