@@ -98,8 +98,9 @@ def test_passes_are_exact(name: str) -> None:
             assert float((got - expected).abs().max() / expected.abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize("to", ["m.xml", "m.pt2"])
-@pytest.mark.parametrize("name", ["hf swin: SwinForImageClassification padded", "torchvision swin: swin_v2"])
+@pytest.mark.parametrize(
+    ("name", "to"), [("hf swin: SwinForImageClassification padded", "m.pt2"), ("torchvision swin: swin_v2", "m.xml")]
+)
 def test_export(name: str, to: str, tmp_path: Path) -> None:
     assert pmvit.export(small_of(make(name)), tmp_path / to).max_error < 1e-3
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pmvit.models.adapter import register
 from pmvit.models.swin import SwinAdapter, host_of
 from pmvit.models.swin_recipe import Recipe, UsualBlock, cosine, split_heads
-from pmvit.models.timm_vit import TimmViT, input_channels
+from pmvit.models.timm_model import TimmModel, input_channels
 from pmvit.windows import Windows
 
 Host = Any  # timm's models: nn.Modules whose attributes have no types
@@ -50,7 +50,7 @@ class TimmSwinV2Block(TimmSwinBlock):
 
 
 @register
-class TimmSwin(SwinAdapter, TimmViT):
+class TimmSwin(SwinAdapter, TimmModel):
     """Stages stand in `model.layers`; their blocks take and return tokens of shape (batch, rows, columns, width)."""
 
     family = "timm Swin (SwinTransformer, SwinTransformerV2)"
@@ -69,15 +69,6 @@ class TimmSwin(SwinAdapter, TimmViT):
 
     def windows(self, model: Host, block: Host, grid: tuple[int, int]) -> Windows:
         return Windows(tuple(block.window_size), tuple(block.shift_size))
-
-    def has_class_token(self, model: Host) -> bool:
-        return False
-
-    def tokens_read(self, model: Host) -> int | None:
-        return None
-
-    def computes_partly(self, block: nn.Module) -> bool:
-        return False
 
     def traits(self, model: Host) -> dict[str, Any]:
         firsts: list[Host] = [host_of(stage.blocks[0]) for stage in model.layers]
