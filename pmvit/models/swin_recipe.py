@@ -78,6 +78,28 @@ class UsualBlock(Recipe):
         return result
 
 
+class UsualV2Block(UsualBlock):
+    """The same of Swin v2: cosine attention, a position bias from a small network, normalisation last."""
+
+    post_norm = True
+    without_tokens = ("attn.cpb_mlp",)
+
+    @abstractmethod
+    def qkv_bias(self, block: Host) -> Tensor | None:
+        """That of queries, keys and values."""
+
+    def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attention = block.attn
+        projected = F.linear(tokens, attention.qkv.weight, self.qkv_bias(block))
+        query, key, value = split_heads(projected, attention.num_heads)
+        return *cosine(query, key, attention.logit_scale), value
+
+    def bias_table(self, block: Host) -> Tensor:
+        attention = block.attn
+        values: Tensor = attention.cpb_mlp(attention.relative_coords_table).view(-1, attention.num_heads)
+        return 16 * values.sigmoid()
+
+
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value out of one projection."""
     query, key, value = qkv.unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)

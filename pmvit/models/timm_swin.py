@@ -3,14 +3,13 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Block
 from torch import Tensor, nn
 
 from pmvit.models.adapter import register
 from pmvit.models.swin import SwinAdapter, host_of
-from pmvit.models.swin_recipe import Recipe, UsualBlock, cosine, split_heads
+from pmvit.models.swin_recipe import Recipe, UsualBlock, UsualV2Block, split_heads
 from pmvit.models.timm_model import TimmModel, input_channels
 from pmvit.windows import Windows
 
@@ -29,24 +28,14 @@ class TimmSwinBlock(UsualBlock):
         return projected
 
 
-class TimmSwinV2Block(TimmSwinBlock):
-    """The block of Swin v2: cosine attention, a position bias from a small network, normalisation last."""
+class TimmSwinV2Block(UsualV2Block, TimmSwinBlock):
+    """The block of Swin v2."""
 
-    post_norm = True
-    without_tokens = ("attn.cpb_mlp",)
-
-    def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv_bias(self, block: Host) -> Tensor | None:
         attention = block.attn
-        bias = None
-        if attention.q_bias is not None:
-            bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
-        query, key, value = split_heads(F.linear(tokens, attention.qkv.weight, bias), attention.num_heads)
-        return *cosine(query, key, attention.logit_scale), value
-
-    def bias_table(self, block: Host) -> Tensor:
-        attention = block.attn
-        values: Tensor = attention.cpb_mlp(attention.relative_coords_table).view(-1, attention.num_heads)
-        return 16 * values.sigmoid()
+        if attention.q_bias is None:
+            return None
+        return torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
 
 
 @register

@@ -9,7 +9,7 @@ from pmvit.errors import PmvitError
 from pmvit.files import check_fields
 from pmvit.models.adapter import DATA_KEYS, register
 from pmvit.models.swin import SwinAdapter, host_of
-from pmvit.models.swin_recipe import Recipe, UsualBlock, cosine, split_heads
+from pmvit.models.swin_recipe import Recipe, UsualBlock, UsualV2Block, split_heads
 from pmvit.windows import Windows
 
 Host = Any  # torchvision's models: nn.Modules whose attributes have no types
@@ -36,24 +36,15 @@ class TorchvisionSwinBlock(UsualBlock):
         return float(block.attn.attention_dropout)
 
 
-class TorchvisionSwinV2Block(TorchvisionSwinBlock):
+class TorchvisionSwinV2Block(UsualV2Block, TorchvisionSwinBlock):
     """The block of Swin v2."""
 
-    post_norm = True
-    without_tokens = ("attn.cpb_mlp",)
-
-    def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attention = block.attn
-        bias = attention.qkv.bias
-        if bias is not None:  # keys have none, whatever is stored for them
-            bias = bias * F.pad(bias.new_zeros(bias.numel() // 3), (bias.numel() // 3,) * 2, value=1.0)
-        query, key, value = split_heads(F.linear(tokens, attention.qkv.weight, bias), attention.num_heads)
-        return *cosine(query, key, attention.logit_scale), value
-
-    def bias_table(self, block: Host) -> Tensor:
-        attention = block.attn
-        values: Tensor = attention.cpb_mlp(attention.relative_coords_table).view(-1, attention.num_heads)
-        return 16 * values.sigmoid()
+    def qkv_bias(self, block: Host) -> Tensor | None:
+        bias: Tensor | None = block.attn.qkv.bias
+        if bias is None:
+            return None
+        third = bias.numel() // 3
+        return bias * F.pad(bias.new_zeros(third), (third, third), value=1.0)  # keys have none, whatever is stored
 
 
 @register
