@@ -64,7 +64,10 @@ def timm_models() -> list[Candidate]:
 def reduced_timm(name: str) -> nn.Module:
     """An architecture of timm with two blocks of width 96 and a grid of about 6 x 6 tokens."""
     with torch.device("meta"):
-        full = timm.create_model(name)
+        try:
+            full = timm.create_model(name, depth=DEPTH)  # the patches are the same, and it is made sooner
+        except (TypeError, AssertionError, RuntimeError, ValueError, IndexError):
+            full = timm.create_model(name)
     patch = [side // cells for side, cells in zip(full.patch_embed.img_size, full.patch_embed.grid_size, strict=True)]
     size = {"img_size": (patch[0] * 6, patch[1] * 6)}
     blocks = {"depth": DEPTH, "num_classes": CLASSES}
