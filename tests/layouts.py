@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+import pmvit
+from pmvit.outputs import predict
+
 State = dict[str, Tensor]
 
 
@@ -100,3 +103,12 @@ def explicit_scores(loss: Tensor, maps: list[Tensor], num_prefix: int, num_patch
     gradients = torch.autograd.grad(loss, maps)
     products = [(a * g).sum(2).mean(1).abs().mean(0) for a, g in zip(maps, gradients, strict=True)]
     return torch.stack(products)[:, num_prefix : num_prefix + num_patches].detach()
+
+
+def check_same_as_timm(other: nn.Module, model: nn.Module, plan: pmvit.Plan, images: Tensor) -> None:
+    """Another library's model has the logits of timm's, before and after compression by the same plan."""
+    with torch.no_grad():
+        before, after = model(images), pmvit.compress(model, plan)(images)
+        assert torch.allclose(predict(other, images), before, atol=1e-4)
+        assert torch.allclose(predict(pmvit.compress(other, plan), images), after, atol=1e-4)
+        assert not torch.allclose(after, before, atol=1e-1)

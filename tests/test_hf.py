@@ -17,10 +17,11 @@ import pmvit
 from pmvit.loading import create_model, num_classes_of, open_loader
 from pmvit.models import TokenLayout, adapter_for
 from pmvit.outputs import as_tensor, predict
+from pmvit.runtime.contenders import contender
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import hf_models, reduced_hf
 from tests.helpers import small_plan
-from tests.layouts import explicit_scores, hugging_face_vit
+from tests.layouts import check_same_as_timm, explicit_scores, hugging_face_vit
 
 transformers = pytest.importorskip("transformers")
 
@@ -373,10 +374,14 @@ def test_nobody_needs_transformers() -> None:
 def test_the_real_vit_tiny_is_the_same_in_the_layout_of_transformers(
     vit_tiny: nn.Module, real_images: Tensor, vit_tiny_plan: pmvit.Plan
 ) -> None:
-    other = hugging_face_vit(vit_tiny)
+    check_same_as_timm(hugging_face_vit(vit_tiny), vit_tiny, vit_tiny_plan, real_images)
+
+
+def test_the_bound_leaves_all_tokens_where_a_pyramid_reads_them() -> None:
+    torch.manual_seed(0)
+    model: Any = reduced_hf("Dinov2Backbone", "Dinov2Config", {"out_features": ["stage1", "stage2"]})
+    small = pmvit.compress(model, small_plan(model))
+    images = images_for(model)
     with torch.no_grad():
-        assert torch.allclose(predict(other, real_images), vit_tiny(real_images), atol=1e-4)
-        expected = pmvit.compress(vit_tiny, vit_tiny_plan)(real_images)
-        got = predict(pmvit.compress(other, vit_tiny_plan), real_images)
-        assert torch.allclose(got, expected, atol=1e-4)
-        assert not torch.allclose(expected, vit_tiny(real_images), atol=1e-1)
+        expected, got = model(images).feature_maps, contender("bound", small, "eager")(images).feature_maps
+    assert [part.shape for part in got] == [part.shape for part in expected]

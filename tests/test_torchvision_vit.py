@@ -15,7 +15,7 @@ from pmvit.models import TokenLayout, adapter_for
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import reduced_torchvision, torchvision_models
 from tests.helpers import small_plan
-from tests.layouts import explicit_attention, explicit_scores, torchvision_vit
+from tests.layouts import check_same_as_timm, explicit_attention, explicit_scores, torchvision_vit
 
 
 def small_model() -> Any:
@@ -95,8 +95,4 @@ def _weights(folder: Path, save_file: Any) -> Path:
 def test_the_real_vit_tiny_is_the_same_in_the_layout_of_torchvision(
     vit_tiny: nn.Module, real_images: Tensor, vit_tiny_plan: pmvit.Plan
 ) -> None:
-    other = torchvision_vit(vit_tiny)
-    with torch.inference_mode():
-        assert torch.allclose(other(real_images), vit_tiny(real_images), atol=1e-4)
-        expected = pmvit.compress(vit_tiny, vit_tiny_plan)(real_images)
-        assert torch.allclose(pmvit.compress(other, vit_tiny_plan)(real_images), expected, atol=1e-4)
+    check_same_as_timm(torchvision_vit(vit_tiny), vit_tiny, vit_tiny_plan, real_images)

@@ -106,7 +106,7 @@ class Adapter:
         raise _missing(self, "input_size")
 
     def runs(self, model: nn.Module) -> list[list[str]]:
-        """The names of the blocks, parted where anything else than a block touches the tokens in between."""
+        """The names of the blocks, parted where anything else than a block reads or changes the tokens in between."""
         return [self.block_names(model)]
 
     def prepare(self, model: nn.Module) -> list[HostChange]:
@@ -146,10 +146,6 @@ class Adapter:
     def tokens_read(self, model: nn.Module) -> int | None:
         """How many of the first tokens are read after the blocks; `None` for all of them."""
         return None
-
-    def reads_between_blocks(self, model: nn.Module) -> bool:
-        """Whether tokens are read or changed between the blocks (feature pyramids), so that all are needed there."""
-        return False
 
     def inference_block(
         self, block: nn.Module, num_tokens: int, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool

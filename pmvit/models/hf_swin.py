@@ -5,12 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pmvit.models import hf_loading
-from pmvit.models.adapter import HostChange, register
+from pmvit.models.adapter import register
 from pmvit.models.hf_hooks import outside_inference_mode
+from pmvit.models.hf_model import HuggingFaceModel
 from pmvit.models.hf_swin_blocks import HuggingFaceSwinBlock, HuggingFaceSwinV2Block
 from pmvit.models.hf_tower import IMAGENET, Family, Tower
-from pmvit.models.hf_vit import HuggingFaceViT
 from pmvit.models.swin import SwinAdapter, host_of
 from pmvit.models.swin_recipe import Recipe
 from pmvit.windows import Windows
@@ -27,24 +26,22 @@ class SwinTower(Tower):
 
 
 @register
-class HuggingFaceSwin(SwinAdapter, HuggingFaceViT):
+class HuggingFaceSwin(SwinAdapter, HuggingFaceModel):
     """Stages stand in `encoder.layers`; their blocks take all tokens in one row, and return a tuple."""
 
     family = "Hugging Face Swin (Swin, Swin v2)"
     keeps_grid = False
     recipes = (HuggingFaceSwinBlock(), HuggingFaceSwinV2Block())
 
-    def matches(self, model: Host) -> bool:
-        is_host = any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
-        return is_host and self._embeddings(model) is not None
-
     def _embeddings(self, model: Host) -> str | None:
         """The path of the patch embedding, beside which the encoder stands."""
         names = ("SwinEmbeddings", "Swinv2Embeddings")
         return next((name for name, module in model.named_modules() if type(module).__name__ in names), None)
 
-    def _tower(self, model: Host) -> SwinTower:
-        path = self._embeddings(model) or ""
+    def find_tower(self, model: Host) -> Tower | None:
+        path = self._embeddings(model)
+        if path is None:
+            return None
         host: Host = model.get_submodule(path.rpartition(".")[0])
         return SwinTower(model.get_submodule(path), self.block_names(model), host.config)
 
@@ -61,7 +58,7 @@ class HuggingFaceSwin(SwinAdapter, HuggingFaceViT):
 
     def first_grid(self, model: Host) -> tuple[int, int]:
         _, height, width = self.input_size(model)
-        rows, columns = self._tower(model).patch_size
+        rows, columns = self.tower(model).patch_size
         return (-(-height // rows), -(-width // columns))
 
     def windows(self, model: Host, block: Host, grid: tuple[int, int]) -> Windows:
@@ -74,26 +71,11 @@ class HuggingFaceSwin(SwinAdapter, HuggingFaceViT):
             size, shift = min(grid), 0
         return Windows((size, size), (shift, shift), pad_first=True)
 
-    def input_size(self, model: Host) -> tuple[int, int, int]:
-        return hf_loading.input_size(model, self._tower(model))
-
-    def has_class_token(self, model: Host) -> bool:
-        return False
-
-    def tokens_read(self, model: Host) -> int | None:
-        return None
-
-    def prepare(self, model: Host) -> list[HostChange]:
-        return []
-
     def stand_in(self, module: nn.Module, block: nn.Module) -> None:
         module.register_forward_hook(partial(_answer, hasattr(host_of(block), "intermediate")))
 
     def answer(self, block: nn.Module, tokens: Tensor) -> Any:
         return _answer(hasattr(block, "intermediate"), block, (), tokens)
-
-    def data_config(self, model: Host) -> dict[str, Any]:
-        return hf_loading.data_config(model, self._tower(model))
 
 
 def _answer(is_v2: bool, _: nn.Module, __: tuple[Any, ...], tokens: Any) -> tuple[Any, ...]:

@@ -4,8 +4,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from pmvit.errors import PmvitError
-
 Host = Any  # the models of transformers: nn.Modules whose attributes have no types
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -116,18 +114,6 @@ def _last_read(model: Host, host: Host, depth: int) -> int:
     if any(base.__name__ == "BackboneMixin" for base in type(host).__mro__):
         return int(max(index % (depth + 1) for index in host.out_indices))
     return depth
-
-
-def tower_of(model: Host) -> Tower:
-    """The vision transformer in a model.
-
-    Raises:
-        PmvitError: If there is none of a known family.
-    """
-    tower = find_tower(model)
-    if tower is None:
-        raise PmvitError(f"expected a model with one of {', '.join(FAMILIES)}; {type(model).__name__} has none")
-    return tower
 
 
 def reads_between(model: Host) -> bool:

@@ -11,9 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.models import hf_loading
 from pmvit.models.adapter import (
-    Adapter,
     HostChange,
     TokenLayout,
     add_log_sizes,
@@ -33,38 +31,31 @@ from pmvit.models.hf_hooks import (
     reordered,
     without_masking,
 )
-from pmvit.models.hf_tower import READ_PREFIX, WITH_LOGITS, find_tower, reads_between, tower_of
+from pmvit.models.hf_model import HuggingFaceModel
+from pmvit.models.hf_tower import READ_PREFIX, Tower, find_tower, reads_between
 from pmvit.prune_merge import PruneMerge
 
 Host = Any  # the models of transformers: nn.Modules whose attributes have no types
 
 
 @register
-class HuggingFaceViT(Adapter):
+class HuggingFaceViT(HuggingFaceModel):
     """The blocks stand below the model that holds the patch embedding; see `hf_tower` for where that is."""
 
     family = "Hugging Face ViT (ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP, MAE, YOLOS and what is built on them)"
     takes_attention_bias = True
-    returns_tensor = False
 
-    def matches(self, model: Host) -> bool:
-        is_host = any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
-        return is_host and find_tower(model) is not None
+    def find_tower(self, model: Host) -> Tower | None:
+        return find_tower(model)
 
     def call(self, model: Host, images: Tensor) -> Any:
         with outside_inference_mode():
             if hasattr(model, "get_image_features"):
                 return model.get_image_features(pixel_values=images)
-            return model(images, **in_order(tower_of(model), images))
-
-    def gives_logits(self, model: Host) -> bool:
-        return any(name in type(model).__name__ for name in WITH_LOGITS)
-
-    def num_classes(self, model: Host) -> int | None:
-        return int(model.config.num_labels) if WITH_LOGITS[0] in type(model).__name__ else None
+            return model(images, **in_order(self.tower(model), images))
 
     def layout(self, model: Host) -> TokenLayout:
-        tower = tower_of(model)
+        tower = self.tower(model)
         if getattr(tower.config, "mask_ratio", 0):
             raise PmvitError(
                 f"expected a model that sees all patches, got a {type(model).__name__} that hides "
@@ -75,22 +66,20 @@ class HuggingFaceViT(Adapter):
         return TokenLayout((height, width), tower.num_prefix)
 
     def block_names(self, model: Host) -> list[str]:
-        return tower_of(model).blocks
-
-    def input_size(self, model: Host) -> tuple[int, int, int]:
-        return hf_loading.input_size(model, tower_of(model))
+        return self.tower(model).blocks
 
     def has_class_token(self, model: Host) -> bool:
-        return tower_of(model).has_class_token
+        return self.tower(model).has_class_token
 
     def tokens_read(self, model: Host) -> int | None:
-        return tower_of(model).num_prefix if type(model).__name__ in READ_PREFIX else None
+        return self.tower(model).num_prefix if type(model).__name__ in READ_PREFIX else None
 
-    def reads_between_blocks(self, model: Host) -> bool:
-        return reads_between(model)
+    def runs(self, model: Host) -> list[list[str]]:
+        names = self.block_names(model)
+        return [[name] for name in names] if reads_between(model) else [names]
 
     def prepare(self, model: Host) -> list[HostChange]:
-        embeddings = tower_of(model).embeddings
+        embeddings = self.tower(model).embeddings
         if not hasattr(embeddings, "random_masking"):
             return []
         change = HostChange(embeddings, "random_masking", embeddings.random_masking)
@@ -135,12 +124,3 @@ class HuggingFaceViT(Adapter):
         blocks = [model.get_submodule(name) for name in self.block_names(model)]
         with reordered([block for block in blocks if not isinstance(block, PruneMerge)]), in_sdpa(model):
             yield
-
-    def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
-        return hf_loading.describe(model, self.data_config(model), arguments or {})
-
-    def build(self, description: dict[str, Any]) -> Host:
-        return hf_loading.build(description)
-
-    def data_config(self, model: Host) -> dict[str, Any]:
-        return hf_loading.data_config(model, tower_of(model))

@@ -171,8 +171,10 @@ class PartialBlock(nn.Module):
         self.norm1, self.norm2, self.mlp = parts.norm1, parts.norm2, parts.mlp
         self.num_tokens = num_tokens
         self.num_outputs = num_outputs
-        form = FewQueries if FewQueries.is_cheaper(parts, num_tokens, num_outputs) else SplitAttention
-        self.attention = form(parts, num_tokens, num_outputs, bias, explicit)
+        if FewQueries.is_cheaper(parts, num_tokens, num_outputs):
+            self.attention: nn.Module = FewQueries(parts, num_tokens, num_outputs, bias)
+        else:
+            self.attention = SplitAttention(parts, num_tokens, num_outputs, bias, explicit)
 
     def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
         _check_images_alone(arguments)
@@ -249,9 +251,7 @@ class FewQueries(nn.Module):
     mask: Tensor
     bias: Tensor | None
 
-    def __init__(
-        self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
-    ) -> None:
+    def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None) -> None:
         super().__init__()
         self.num_tokens = num_tokens
         self.num_outputs = num_outputs

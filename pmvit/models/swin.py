@@ -1,5 +1,6 @@
 """What the adapters of all hosts' Swin models have in common."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -14,27 +15,27 @@ from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows
 
 
-class SwinAdapter(Adapter):
+class SwinAdapter(Adapter, ABC):
     """Blocks stand in stages, each with a grid of half the size of the one before; all tokens reach the head."""
 
     takes_attention_bias = True
     keeps_grid = True
 
+    @abstractmethod
     def recipe(self, block: nn.Module) -> Recipe:
         """What a host's block is made of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stages(self, model: nn.Module) -> list[str]:
         """The paths of the lists of blocks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def first_grid(self, model: nn.Module) -> tuple[int, int]:
         """The token grid of the first stage."""
-        raise NotImplementedError
 
+    @abstractmethod
     def windows(self, model: nn.Module, block: nn.Module, grid: tuple[int, int]) -> Windows:
         """The windows of a block."""
-        raise NotImplementedError
 
     def layout(self, model: nn.Module) -> TokenLayout:
         return self.layouts(model)[0]

@@ -1,5 +1,6 @@
 """What the adapters of all of timm's models have in common: how one is described, and made again."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import timm
@@ -15,14 +16,14 @@ Host = Any  # timm's models: nn.Modules whose attributes have no types
 FORBIDDEN_ARGUMENTS = {"pretrained", "pretrained_cfg", "checkpoint_path", "cache_dir"}  # they read other files
 
 
-class TimmModel(Adapter):
+class TimmModel(Adapter, ABC):
     """Models that `timm.create_model` makes."""
 
     classes: tuple[type[nn.Module], ...]
 
+    @abstractmethod
     def traits(self, model: Host) -> dict[str, Any]:
         """The arguments of `timm.create_model` that can be read off a model."""
-        raise NotImplementedError
 
     def matches(self, model: Host) -> bool:
         return isinstance(model, self.classes)

@@ -23,7 +23,7 @@ from pmvit.models import Adapter, adapter_for
 from pmvit.models.adapter import Target
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.maps import chain, identity_maps, maps_of
-from pmvit.runtime.stages import FORMS, Form, HandOver, Narrowed, Stage, cheapest_form
+from pmvit.runtime.stages import FORMS, Form, HandOver, Narrowed, Stage, cheapest_form, hand_overs
 from pmvit.runtime.window_runs import chain_windows
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -31,7 +31,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class InferenceConfig:
-    """Which passes run, and for what.
+    """Which passes run, and for what. Blocks on windows (Swin), whose tokens are all read, know `target` and `fuse`.
 
     Attributes:
         target: `eager` for PyTorch as it is; `graph` for compilers and exporters, which want no writing in place;
@@ -73,16 +73,15 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     config = InferenceConfig(**options)
     check_trainable(model)
     adapter = adapter_for(model)
-    names = adapter.block_names(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
     if any(layout.windows is not None for layout in adapter.layouts(model)):
         chain_windows(model, adapter, config.target, config.fuse)
-    elif adapter.reads_between_blocks(model):
-        for name in names:
-            if isinstance(model.get_submodule(name), PruneMerge):
-                _place_stages(model, adapter, [name], None, config)
     else:
-        _place_stages(model, adapter, names, adapter.tokens_read(model) if config.tokens == "head" else None, config)
+        runs = adapter.runs(model)
+        read = adapter.tokens_read(model) if config.tokens == "head" and len(runs) == 1 else None
+        for names in runs:
+            if len(runs) == 1 or any(isinstance(model.get_submodule(name), PruneMerge) for name in names):
+                _place_stages(model, adapter, names, read, config)
     if compression_of(model) is not None:
         del model.compression
     if getattr(model, "grad_checkpointing", False):
@@ -96,6 +95,10 @@ def _place_stages(
 ) -> None:
     """Replace a run of blocks: all tokens go in, and the first `read` of them come out, all if it is `None`."""
     num_inputs = num_outputs = adapter.layout(model).num_tokens
+
+    def form(matrix: Tensor) -> type[HandOver]:
+        return FORMS[config.form if config.form != "auto" else cheapest_form(matrix, config.target == "eager")]
+
     num_read = num_outputs if read is None else read
     parts = [
         _part(adapter, model.get_submodule(name), config.rewrite, read is not None and name == names[-1])
@@ -110,7 +113,7 @@ def _place_stages(
         fuse=config.fuse,
     )
     for name, part, step in zip(names, parts, tables.steps, strict=True):
-        hand_over = _hand_overs(step.hand_over, num_outputs, step.num_tokens, config)
+        hand_over = hand_overs(step.hand_over, num_outputs, step.num_tokens, form)
         block = part.block
         if part.computes_partly:
             has_bias = part.wrapper is not None and part.wrapper.log_sizes is not None
@@ -120,7 +123,7 @@ def _place_stages(
         elif part.wrapper is not None:
             block = Narrowed(part.wrapper)
         num_inputs, num_outputs = num_outputs, step.num_outputs
-        to_head = _hand_overs(tables.to_head, num_outputs, num_read, config) if name == names[-1] else None
+        to_head = hand_overs(tables.to_head, num_outputs, num_read, form) if name == names[-1] else None
         stage = Stage(num_inputs, hand_over, block, to_head)
         if len(names) == 1 and part.wrapper is not None:
             adapter.stand_in(stage, part.block)
@@ -147,19 +150,3 @@ def _part(adapter: Adapter, block: nn.Module, rewrite: bool, feeds_head: bool) -
     if block.learn == "dense" and not (feeds_head and computes_partly):
         return _Part(block, None, False)
     return _Part(block.block, block, computes_partly)
-
-
-def _hand_overs(
-    matrices: tuple[Tensor, ...], num_outputs: int, num_tokens: int, config: InferenceConfig
-) -> list[HandOver]:
-    """Modules for the factors of a hand-over; none for an identity."""
-    result: list[HandOver] = []
-    for place, matrix in enumerate(matrices):
-        is_last = place == len(matrices) - 1
-        width = num_tokens if is_last else len(matrix)
-        is_identity = len(matrix) == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix), dtype=matrix.dtype))
-        if not (is_identity and width == num_outputs):
-            form = config.form if config.form != "auto" else cheapest_form(matrix, config.target == "eager")
-            result.append(FORMS[form](matrix, num_outputs, width))
-        num_outputs = width
-    return result

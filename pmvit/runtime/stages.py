@@ -1,6 +1,7 @@
 """Modules that run a chain of tables (see `maps`): hand-overs in three forms, and the blocks between them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 import torch
@@ -113,8 +114,8 @@ class Gather(HandOver):
     def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
         super().__init__(matrix, num_outputs, num_tokens)
         matrix = matrix.float()
-        is_copy = _is_copy(matrix)
-        chunks = pack(matrix, torch.nonzero(~is_copy).flatten().tolist())
+        copied = is_copy(matrix)
+        chunks = pack(matrix, torch.nonzero(~copied).flatten().tolist())
         height, width = (max((len(chunk[side]) for chunk in chunks), default=0) for side in (0, 1))
         mixing = torch.zeros(len(chunks), height, width)
         mixed_rows = torch.zeros(len(chunks), width, dtype=torch.long)
@@ -137,7 +138,7 @@ class Gather(HandOver):
         return Table(tokens, rows.index_select(1, self.sources[self.num_tokens :]) if self.num_carried else None)
 
 
-def _is_copy(matrix: Tensor) -> Tensor:
+def is_copy(matrix: Tensor) -> Tensor:
     """Which rows of a matrix take one row as it is."""
     return ((matrix != 0).sum(1) == 1) & (matrix.sum(1) == 1)
 
@@ -234,7 +235,7 @@ FORMS: dict[Form, type[HandOver]] = {"segment": Segment, "gather": Gather, "matm
 def cheapest_form(matrix: Tensor, in_eager: bool) -> Form:
     """The form in which a hand-over costs least, by counting what each moves and multiplies."""
     rows, width = matrix.shape
-    chunks = pack(matrix, torch.nonzero(~_is_copy(matrix)).flatten().tolist())
+    chunks = pack(matrix, torch.nonzero(~is_copy(matrix)).flatten().tolist())
     costs: dict[Form, float] = {
         "gather": 2 * width + (_chunks_cost(chunks) if chunks else 0) + rows,
         "matmul": width + width * rows * MULTIPLY + rows,
@@ -242,6 +243,20 @@ def cheapest_form(matrix: Tensor, in_eager: bool) -> Form:
     if in_eager:
         costs["segment"] = rows + int((matrix != 0).sum()) * SEGMENT_ENTRY
     return min(costs, key=lambda form: costs[form])
+
+
+def hand_overs(
+    matrices: Sequence[Tensor], num_outputs: int, num_tokens: int, form: Callable[[Tensor], type[HandOver]]
+) -> list[HandOver]:
+    """Modules for the factors of a hand-over, in the form that is chosen for each; none for an identity."""
+    result: list[HandOver] = []
+    for place, matrix in enumerate(matrices):
+        width = num_tokens if place == len(matrices) - 1 else len(matrix)
+        is_identity = len(matrix) == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix), dtype=matrix.dtype))
+        if not (is_identity and width == num_outputs):
+            result.append(form(matrix)(matrix, num_outputs, width))
+        num_outputs = width
+    return result
 
 
 class Stage(nn.Module):

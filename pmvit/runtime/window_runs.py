@@ -16,7 +16,7 @@ from pmvit.models.adapter import Target, TokenLayout
 from pmvit.models.swin_windows import WindowBlock
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.maps import EXACT, factor
-from pmvit.runtime.stages import HandOver, Segment, Table
+from pmvit.runtime.stages import HandOver, Segment, Table, hand_overs, is_copy
 
 
 class Sparse(NamedTuple):
@@ -122,12 +122,11 @@ class Taps(HandOver):
         super().__init__(matrix, num_outputs, num_tokens)
         matrix = matrix.float()
         sizes = (matrix != 0).sum(1)
-        is_copy = (sizes == 1) & (matrix.sum(1) == 1)
         sources = matrix.argmax(1)
         place = matrix.shape[1]
         self.sizes: list[int] = []
         size = 1
-        left = ~is_copy
+        left = ~is_copy(matrix)
         while left.any():
             rows = torch.nonzero(left & (sizes <= size)).flatten()
             left &= sizes > size
@@ -221,12 +220,4 @@ def _between(before: SparseMaps | None, after: SparseMaps, form: type[HandOver],
     else:
         num_outputs = before.num_groups
         matrices = [after.enter.times(before.leave)] if fuse else [before.leave, after.enter]
-    result = []
-    for place, sparse in enumerate(matrices):
-        matrix = sparse.dense()
-        num_tokens = after.num_groups if place == len(matrices) - 1 else len(matrix)
-        is_identity = len(matrix) == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix)).double())
-        if not (is_identity and num_tokens == num_outputs):
-            result.append(form(matrix, num_outputs, num_tokens))
-        num_outputs = num_tokens
-    return result
+    return hand_overs([sparse.dense() for sparse in matrices], num_outputs, after.num_groups, lambda _: form)
