@@ -51,7 +51,7 @@ class MaskTransformer(nn.Module):
     def forward(self, patches: Tensor) -> Tensor:
         """Scores of shape (batch, patches, classes) from tokens of shape (batch, patches, width)."""
         count = patches.shape[1]
-        classes = self.cls_emb.expand(len(patches), -1, -1)
+        classes = self.cls_emb.expand(patches.shape[0], -1, -1)  # len() would fix the batch of an export
         tokens = torch.cat([self.proj_dec(patches), classes], dim=1)
         for block in self.blocks:
             tokens = block(tokens)
