@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pmvit.compress import compress, decompress, load, save
     from pmvit.cost import Flops, flops
     from pmvit.evaluation import Evaluation, evaluate
+    from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation
+    from pmvit.models.segmenter import Segmenter, create_segmenter
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
@@ -46,10 +48,14 @@ __all__ = [
     "RunResults",
     "ScoreConfig",
     "Scores",
+    "SegmentationEvaluation",
+    "Segmenter",
     "benchmark",
     "compress",
+    "create_segmenter",
     "decompress",
     "evaluate",
+    "evaluate_segmentation",
     "export",
     "finetune",
     "flops",
@@ -66,6 +72,8 @@ _HOMES = {
     "compress": ("compress", "decompress", "load", "save"),
     "cost": ("Flops", "flops"),
     "evaluation": ("Evaluation", "evaluate"),
+    "evaluation.segmentation": ("SegmentationEvaluation", "evaluate_segmentation"),
+    "models.segmenter": ("Segmenter", "create_segmenter"),
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "prune_merge": ("PruneMerge",),

@@ -1,4 +1,4 @@
-"""A model from a name (timm, Hugging Face, torchvision, what pmvit saved), and images prepared for a model.
+"""A model from a name (timm, Hugging Face, torchvision, Segmenter, what pmvit saved), and images prepared for a model.
 
 Nothing is ever unpickled unchecked.
 """
@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from pmvit.compress import load, load_tensors, read_tensors
 from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.data.pixels import pixel_loader
+from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.errors import PmvitError
-from pmvit.models import adapter_for, find_adapter, hf_loading
+from pmvit.models import adapter_for, find_adapter, hf_loading, segmenter_checkpoint
+from pmvit.models.segmenter import create_segmenter
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -45,10 +48,12 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
 
     Args:
         name: A folder or file that pmvit saved; one of timm's architectures, or `hf-hub:owner/name` for its hub;
-            `hf:owner/name`, or a folder, for Hugging Face transformers; or `torchvision:name`.
+            `hf:owner/name`, or a folder, for Hugging Face transformers; `torchvision:name`; or `segmenter:name` for a
+            Segmenter on one of timm's vision transformers.
         weights: A file with the weights; without it the library fetches its pretrained ones.
-        arguments: More for `timm.create_model`, `from_pretrained` or torchvision's model. With timm the number of
-            classes is taken from the weights if not given; another number gives the model a new head.
+        arguments: More for `timm.create_model`, `from_pretrained`, torchvision's model or `create_segmenter`. With
+            timm the number of classes is taken from the weights if not given; another number gives the model a new
+            head.
 
     Raises:
         PmvitError: If there is no such model, or the weights do not fit it.
@@ -69,6 +74,8 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
         if tensors is not None:
             load_tensors(model, tensors, str(weights))
         return model
+    if library == "segmenter":
+        return _segmenter(rest, tensors, str(weights), arguments)
     new_head = False
     head = next((name for name in ("head.weight", "head.fc.weight") if tensors is not None and name in tensors), None)
     if tensors is not None and head is not None:
@@ -78,8 +85,8 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
         close = get_close_matches(name, timm.list_models(), n=3)
         hint = f": did you mean {' or '.join(close)}?" if close else ""
         raise PmvitError(
-            f"expected a saved model, a timm architecture, hf-hub:owner/name (timm), hf:owner/name (transformers) or "
-            f"torchvision:name; got {name!r}{hint}"
+            f"expected a saved model, a timm architecture, hf-hub:owner/name (timm), hf:owner/name (transformers), "
+            f"torchvision:name or segmenter:name; got {name!r}{hint}"
         )
     try:
         model = timm.create_model(name, pretrained=tensors is None, **arguments)
@@ -121,20 +128,58 @@ def _torchvision_model(name: str, arguments: dict[str, Any], pretrained: bool) -
     return model.eval()
 
 
+def _segmenter(name: str, tensors: dict[str, Tensor] | None, where: str, arguments: dict[str, Any]) -> nn.Module:
+    """A Segmenter with the weights of a checkpoint, which says itself what it was made with where nothing was said."""
+    if not timm.is_model(name.split(".")[0]):
+        close = get_close_matches(name, timm.list_models(), n=3)
+        hint = f": did you mean {' or '.join(close)}?" if close else ""
+        raise PmvitError(f"expected one of timm's architectures after segmenter:, got {name!r}{hint}")
+    if tensors is None:
+        return create_segmenter(name, pretrained=True, **arguments)
+    traits = segmenter_checkpoint.read_traits(tensors)
+    found = {"classes": traits.classes, "decoder": traits.decoder, "norm_eps": traits.norm_eps}
+    arguments = {**{key: value for key, value in found.items() if value is not None}, **arguments}
+    if "image_size" not in arguments:
+        with torch.device("meta"):
+            side = segmenter_checkpoint.image_side(traits, create_segmenter(name, **arguments).patch_size)
+        arguments |= {} if side is None else {"image_size": side}
+    model = create_segmenter(name, **arguments)
+    load_tensors(model, segmenter_checkpoint.fit(tensors, model), where)
+    return model
+
+
 def num_classes_of(model: nn.Module) -> int | None:
     """How many classes a model tells apart; `None` if it is no classifier."""
     adapter = find_adapter(model)
     return getattr(model, "num_classes", None) or None if adapter is None else adapter.num_classes(model)
 
 
-def open_loader(model: nn.Module, data: str | Path, *, labels: bool = True, **options: Any) -> FolderLoader:
-    """Make a loader of images, prepared for the model: `image_folder` with what the model knows.
+def open_loader(
+    model: nn.Module,
+    data: str | Path,
+    *,
+    labels: bool = True,
+    whole: bool = False,
+    split: Split = "train",
+    first_label: int | None = None,
+    **options: Any,
+) -> FolderLoader:
+    """Make a loader of images, prepared for the model: `image_folder` or `pixel_loader` with what the model knows.
 
     Args:
         model: Whose size, mean and classes count.
-        data: What `open_source` knows.
+        data: What `open_source` knows; for a model that labels pixels, what `open_pairs` knows.
         labels: Whether labels will be used, so that the classes have to be those of the model.
-        options: More for `image_folder`.
+        whole: Images with masks whole and one at a time, for evaluation.
+        split: What images with masks are for, where `data` does not say.
+        first_label: The number of the first class in plain masks.
+        options: More for the loader.
     """
+    classes = adapter_for(model).pixel_classes(model)
+    if classes is not None and (labels or has_masks(data)):
+        pairs = open_pairs(data, classes, split, first_label)
+        return pixel_loader(pairs, adapter_for(model).data_config(model), whole=whole, **options)
+    if first_label is not None:
+        raise PmvitError(f"first_label is for images with masks; got it for {data}")
     num_classes = num_classes_of(model) if labels else None
     return image_folder(data, adapter_for(model).data_config(model), num_classes=num_classes, **options)

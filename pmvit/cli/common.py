@@ -102,15 +102,38 @@ def plan_options_of(options: dict[str, Any], paper: bool) -> dict[str, Any]:
     chosen = given(options, PLAN_OPTIONS)
     if "weight_rule" in chosen:
         chosen["weights"] = chosen.pop("weight_rule")
+    if "skip" in chosen:
+        chosen["skip"] = _blocks(chosen["skip"])
     return {**(PAPER if paper else {}), **chosen}
 
 
+def _blocks(texts: list[str]) -> tuple[int, ...]:
+    """The blocks that --skip names."""
+    if texts == ["none"]:
+        return ()
+    try:
+        return tuple(int(text) for text in texts)
+    except ValueError:
+        raise PmvitError(f"--skip: expected the number of a block, or none alone; got {' '.join(texts)}") from None
+
+
 def open_model(
-    name: str, weights: Path | None, arguments: list[str] | None, preparation: list[str] | None, device: str
+    name: str,
+    weights: Path | None,
+    arguments: list[str] | None,
+    preparation: list[str] | None,
+    device: str,
+    segmenter: dict[str, Any] | None = None,
 ) -> "nn.Module":
+    """Make a model of what the user named; `segmenter` are those of its options that were given."""
     from pmvit.loading import create_model
 
-    model = create_model(name, weights, **pairs("--model-arg", arguments))
+    more = dict(segmenter or {})
+    if more and not name.startswith("segmenter:"):
+        raise PmvitError(f"{', '.join(more)}: expected beside segmenter:NAME alone; got the model {name}")
+    if "size" in more:
+        more["image_size"] = more.pop("size")
+    model = create_model(name, weights, **pairs("--model-arg", arguments), **more)
     cast("Any", model).pretrained_cfg.update(pairs("--data-arg", preparation))
     return model.to(device)
 
@@ -143,7 +166,8 @@ def run_score(
     from pmvit.loading import open_loader
 
     config = pmvit.ScoreConfig(**given(options, SCORE_OPTIONS))
-    share = {"shuffle": True, "process": here.index, "processes": here.count, **reading}
+    masks = {"first_label": options.get("first_label")}
+    share = {"shuffle": True, **masks, "process": here.index, "processes": here.count, **reading}
     loader = open_loader(model, data, labels=config.needs_labels, **share)
     partial = output.with_name(output.name + ".partial")
     try:

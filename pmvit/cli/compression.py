@@ -20,8 +20,11 @@ from pmvit.cli.common import (
 )
 from pmvit.cli.options import (
     DATA_HELP,
+    MASK_OPTIONS,
+    MASKS_HELP,
     PLAN_OPTIONS,
     SCORE_OPTIONS,
+    SEGMENTER_OPTIONS,
     BatchSize,
     Data,
     DataArguments,
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@with_options(SCORE_OPTIONS)
+@with_options(SCORE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
 def score(
     model: ModelName,
     data: Data,
@@ -59,7 +62,8 @@ def score(
     """Measure how much each token of each block matters; write the scores as JSON."""
     follow_paper(options, paper)
     here = processes(device)
-    network = open_model(model, weights, model_arg, data_arg, here.device)
+    segmenter = given(options, SEGMENTER_OPTIONS)
+    network = open_model(model, weights, model_arg, data_arg, here.device, segmenter)
     scores = run_score(network, data, output, options, here, batch_size=batch_size, workers=workers)
     console.print(f"scores of {scores.images} images in {scores.iterations} batches: {output}")
 
@@ -84,11 +88,11 @@ def plan(
 
 
 @app.command()
-@with_options(PLAN_OPTIONS, SCORE_OPTIONS)
+@with_options(PLAN_OPTIONS, SCORE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
 def compress(
     model: ModelName,
     output: Output,
-    data: Annotated[str | None, typer.Option("--data", help=f"Images to score on. {DATA_HELP}")] = None,
+    data: Annotated[str | None, typer.Option("--data", help=f"Images to score on. {DATA_HELP} {MASKS_HELP}")] = None,
     scores: Annotated[Path | None, typer.Option("--scores", help="Scores made before, instead of --data.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="A plan made before, instead of --data.")] = None,
     weights: WeightsFile = None,
@@ -117,7 +121,8 @@ def compress(
     check_output(output)
     if plan is None:
         pmvit.PlanConfig(**plan_options)  # a contradiction is better found before the scoring than after
-    network = open_model(model, weights, model_arg, data_arg, here.device)
+    segmenter = given(options, SEGMENTER_OPTIONS)
+    network = open_model(model, weights, model_arg, data_arg, here.device, segmenter)
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:

@@ -2,14 +2,18 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from pmvit.cli.common import app, console, print_info, print_json
-from pmvit.cli.options import AsJson, BatchSize, Data, Device, Output, Saved, Workers
+from pmvit.cli.options import AsJson, BatchSize, Data, Device, FirstLabel, Output, Saved, Workers
 from pmvit.errors import PmvitError
+
+if TYPE_CHECKING:
+    from pmvit.data.folder import FolderLoader
+    from pmvit.evaluation.segmentation import SegmentationEvaluation
 
 
 @app.command()
@@ -48,17 +52,29 @@ def evaluate(
     workers: Workers = 2,
     device: Device = "cpu",
     strict: Annotated[bool, typer.Option("--strict", help="A broken image is an error.")] = False,
+    stride: Annotated[int | None, typer.Option(min=1, help="With a segmenter: from one window to the next.")] = None,
+    first_label: FirstLabel = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure accuracy, and agreement with the same weights uncompressed."""
+    """Measure accuracy, and agreement with the same weights uncompressed; mIoU of a segmenter."""
     import copy
 
     import pmvit
     from pmvit.compress import compression_of
+    from pmvit.data.segmentation import has_masks
     from pmvit.loading import open_loader
+    from pmvit.models import adapter_for
 
     network = pmvit.load(model, device=device)
     original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
+    if adapter_for(network).pixel_classes(network) is not None:
+        reading: dict[str, Any] = {"workers": workers, "strict": strict, "split": "val", "first_label": first_label}
+        masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **reading)
+        found = pmvit.evaluate_segmentation(network, masks, reference=original, stride=stride, batch_size=batch_size)
+        _show_segmentation(found, masks, model, as_json)
+        return
+    if stride is not None or first_label is not None:
+        raise PmvitError(f"stride and first_label are for models that label pixels; {model} does not")
     loader = open_loader(network, data, batch_size=batch_size, workers=workers, strict=strict)
     result = pmvit.evaluate(network, loader, reference=original)
     if as_json:
@@ -76,6 +92,32 @@ def evaluate(
         "agreement with it": (result.agreement, "{:.2%}"),
         "KL from it": (result.kl, "{:.4f}"),
         "cosine to it": (result.cosine, "{:.4f}"),
+    }
+    for name, (value, form) in rows.items():
+        if value is not None:
+            table.add_row(name, form.format(value))
+    console.print(table)
+    if loader.broken:
+        console.print(loader.broken.summary(), style="yellow")
+
+
+def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader", model: Path, as_json: bool) -> None:
+    if as_json:
+        print_json({**asdict(result), "broken_files": {str(k): v for k, v in loader.broken.files.items()}})
+        return
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column(f"{result.images} images")
+    table.add_column(str(model), justify="right")
+    rows = {
+        "mIoU": (result.miou, "{:.2%}"),
+        "pixel accuracy": (result.pixel_accuracy, "{:.2%}"),
+        **{f"  IoU of class {i}": (value, "{:.2%}") for i, value in enumerate(result.class_iou or ())},
+        "mIoU uncompressed": (result.reference_miou, "{:.2%}"),
+        "pixel accuracy uncompressed": (result.reference_pixel_accuracy, "{:.2%}"),
+        "agreement with it": (result.agreement, "{:.2%}"),
+        "GFLOPs a window (MACs)": (result.gflops, "{:.3f}"),
+        "GFLOPs uncompressed": (result.reference_gflops, "{:.3f}"),
+        "windows an image": (result.windows, "{:.2f}"),
     }
     for name, (value, form) in rows.items():
         if value is not None:

@@ -7,7 +7,10 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-MODEL_HELP = "A timm name or hf-hub:owner/name; hf:owner/name (transformers); torchvision:name; or a saved model."
+MODEL_HELP = (
+    "A timm name or hf-hub:owner/name; hf:owner/name (transformers); "
+    "torchvision:name; segmenter:name; or a saved model."
+)
 ModelName = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or a .safetensors file.")]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="Weights file; without it timm fetches its own.")]
@@ -18,7 +21,8 @@ DataArguments = Annotated[
     list[str] | None, typer.Option("--data-arg", help="How images are prepared, as in mean=[0.5,0.5,0.5]; repeatable.")
 ]
 DATA_HELP = "Folder of images, in one subfolder a class or alone; hf:NAME@SPLIT, hf-stream:NAME@SPLIT; or *.tar shards."
-Data = Annotated[str, typer.Option("--data", help=DATA_HELP)]
+MASKS_HELP = "With a segmenter: a folder in the layout of ADE20K, Cityscapes, Pascal-Context, or images and masks."
+Data = Annotated[str, typer.Option("--data", help=f"{DATA_HELP} {MASKS_HELP}")]
 Validation = Annotated[
     str | None, typer.Option("--val", help="Images to validate on; if not given, --data/val or --data/test.")
 ]
@@ -57,8 +61,19 @@ PLAN_OPTIONS = {
     "attention_bias": Annotated[
         bool | None, typer.Option("--attention-bias/--no-attention-bias", help="Attention to a group by its log size.")
     ],
-    "skip": Annotated[list[int] | None, typer.Option(help="A block to leave alone; may be repeated.")],
+    "skip": Annotated[
+        list[str] | None, typer.Option(help="A block to leave alone, repeatable; or none. A segmenter skips four.")
+    ],
 }
+SEGMENTER_OPTIONS = {
+    "size": Annotated[int | None, typer.Option(min=1, help="segmenter: side of its images and windows, in pixels.")],
+    "decoder": Annotated[str | None, typer.Option(help="segmenter: mask or linear.")],
+    "classes": Annotated[int | None, typer.Option(min=2, help="segmenter: classes of a pixel.")],
+}
+FirstLabel = Annotated[
+    int | None, typer.Option(min=0, max=255, help="Number of the first class in plain masks; 0 if not given.")
+]
+MASK_OPTIONS = {"first_label": FirstLabel}
 FINETUNE_OPTIONS = {
     "epochs": Annotated[int | None, typer.Option(help="Passes over the training images.")],
     "batch_size": Annotated[int | None, typer.Option(help="Images a step, over all processes.")],

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from pmvit.errors import PmvitError
+
+IGNORED = 255  # the label of pixels that count for nothing
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
@@ -17,7 +20,9 @@ def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def check_labels(labels: Tensor, num_classes: int) -> None:
-    """Raise `PmvitError` if a label is not one of the model's classes."""
+    """Raise `PmvitError` if a label is not one of the model's classes, or 255 for a pixel that is ignored."""
+    if labels.dim() > 1:
+        labels = labels[labels != IGNORED]
     if not labels.numel():
         return
     low, high = int(labels.min()), int(labels.max())
@@ -26,3 +31,10 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
             f"expected labels below {num_classes}, the number of the model's classes; got "
             f"{low if low < 0 else high}: is this the data of this model?"
         )
+
+
+def resize_labels(labels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Labels of pixels, (batch, height, width), at another size: each pixel takes the label nearest to it."""
+    if tuple(labels.shape[-2:]) == tuple(size):
+        return labels
+    return F.interpolate(labels[:, None].float(), size=size, mode="nearest-exact")[:, 0].to(labels.dtype)

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -47,7 +47,7 @@ class Prepared:
     """A sample that is ready for a model, or the reason why it cannot be read."""
 
     image: Tensor | str
-    label: int | None
+    label: int | Tensor | None
     name: str
 
 
@@ -58,6 +58,20 @@ def prepare(sample: Sample, transform: Transform, mode: str) -> Prepared:
     except BROKEN_IMAGE as error:
         image = f"{type(error).__name__}: {error}"
     return Prepared(image, sample.label, sample.name)
+
+
+def stack_labels(labels: Iterable[int | Tensor | None]) -> Tensor | None:
+    """The labels of a batch, of images or of their pixels; `None` if there are none."""
+    known = [torch.as_tensor(label) for label in labels if label is not None]
+    return torch.stack(known) if known else None
+
+
+def plain_errors(loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a loader; an error of ours that comes from a worker, without the traceback it comes with."""
+    try:
+        yield from loader
+    except PmvitError as error:
+        raise PmvitError(str(error).strip().splitlines()[-1].partition("PmvitError: ")[2] or str(error)) from None
 
 
 def color_mode(data_config: dict[str, Any]) -> str:
@@ -113,7 +127,7 @@ class FolderLoader:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        for items in self._loader:
+        for items in plain_errors(self._loader):
             good = [item for item in items if isinstance(item.image, Tensor)]
             for item in items:
                 if not isinstance(item.image, Tensor):
@@ -125,7 +139,7 @@ class FolderLoader:
             if not good:
                 continue
             images = torch.stack([item.image for item in good])
-            yield (images, torch.tensor([item.label for item in good])) if self.has_labels else images
+            yield (images, stack_labels([item.label for item in good])) if self.has_labels else images
 
 
 def image_folder(

@@ -6,7 +6,7 @@ image from (seed, epoch, image). So a run that is resumed sees what it would hav
 
 from collections.abc import Generator, Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,9 @@ from pmvit.data.folder import (
     check_parts,
     color_mode,
     every,
+    plain_errors,
     prepare,
+    stack_labels,
 )
 from pmvit.data.seeding import seed_all, seed_for, seeded
 from pmvit.data.sources import Source, Stream, endless, open_source, reader_part
@@ -142,7 +144,17 @@ def collate(items: list[Prepared]) -> tuple[Tensor, Tensor | None, list[str], di
     chosen = [item if isinstance(item.image, Tensor) else good[i % len(good)] for i, item in enumerate(items)]
     images = torch.stack([item.image for item in chosen if isinstance(item.image, Tensor)])
     labels = [item.label for item in chosen if item.label is not None]
-    return images, torch.tensor(labels) if labels else None, [item.name for item in chosen], broken
+    return images, stack_labels(labels), [item.name for item in chosen], broken
+
+
+class AugmentedImages(Protocol):
+    """Images by (epoch, number), each augmented from a seed of its own."""
+
+    name: str
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: tuple[int, int]) -> Prepared: ...
 
 
 class _Augmented(Dataset[Prepared]):
@@ -153,6 +165,10 @@ class _Augmented(Dataset[Prepared]):
         self.transform = transform
         self.mode = mode
         self.seed = seed
+        self.name = source.name
+
+    def __len__(self) -> int:
+        return len(self.source)
 
     def __getitem__(self, key: tuple[int, int]) -> Prepared:
         epoch, index = key
@@ -188,24 +204,22 @@ class SourceData:
 
     def __init__(
         self,
-        source: Source,
-        transform: Transform,
-        mode: str,
+        images: AugmentedImages,
         *,
         batch: int,
         workers: int,
         seed: int,
         process: tuple[int, int],
     ) -> None:
-        self.name = source.name
+        self.name = images.name
         self.broken = Broken()
-        self._batches = _EpochBatches(len(source), batch, seed, *process)
+        self._batches = _EpochBatches(len(images), batch, seed, *process)
         if not len(self._batches):
             raise PmvitError(
-                f"expected at least {batch * process[1]} images, one batch; got {source.name}: lower the batch size"
+                f"expected at least {batch * process[1]} images, one batch; got {images.name}: lower the batch size"
             )
         self._loader = DataLoader(
-            _Augmented(source, transform, mode, seed),
+            cast("Dataset[Prepared]", images),
             batch_sampler=self._batches,
             num_workers=workers,
             collate_fn=collate,
@@ -309,14 +323,6 @@ class StreamData:
         """Nothing to do: the workers of an epoch stop with it."""
 
 
-def plain_errors(loader: Iterable[Any]) -> Iterator[Any]:
-    """The batches of a loader; an error of ours that comes from a worker, without the traceback it comes with."""
-    try:
-        yield from loader
-    except PmvitError as error:
-        raise PmvitError(str(error).strip().splitlines()[-1].partition("PmvitError: ")[2] or str(error)) from None
-
-
 class LoaderData:
     """Training batches of any loader of `(images, labels)`, as they come, once an epoch.
 
@@ -383,7 +389,7 @@ def open_training_data(
     options: dict[str, Any] = {"batch": batch, "workers": workers, "seed": seed, "process": process}
     mode = color_mode(data_config)
     if not isinstance(source, Stream):
-        return SourceData(source, transform, mode, **options)
+        return SourceData(_Augmented(source, transform, mode, seed), **options)
     if epoch_images is None:
         epoch_images = source.count()
     if epoch_images is None:

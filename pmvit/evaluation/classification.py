@@ -122,8 +122,8 @@ def _checked(labels: Tensor | None, logits: Tensor) -> Tensor | None:
         return None
     if logits.dim() != 2:
         raise PmvitError(
-            f"expected a classifier for labelled images, got predictions of shape {tuple(logits.shape)}: pass images "
-            "alone and the original as reference="
+            f"expected a classifier for labelled images, got predictions of shape {tuple(logits.shape)}: use "
+            "evaluate_segmentation, or pass images alone and the original as reference="
         )
     check_labels(labels, logits.shape[-1])
     return labels

@@ -12,6 +12,7 @@ from pmvit.models.adapter import (
 )
 from pmvit.models.hf_swin import HuggingFaceSwin
 from pmvit.models.hf_vit import HuggingFaceViT
+from pmvit.models.segmenter_adapter import SegmenterAdapter
 from pmvit.models.timm_swin import TimmSwin
 from pmvit.models.timm_vit import TimmViT
 from pmvit.models.torchvision_swin import TorchvisionSwin
@@ -22,6 +23,7 @@ __all__ = [
     "HostChange",
     "HuggingFaceSwin",
     "HuggingFaceViT",
+    "SegmenterAdapter",
     "TimmSwin",
     "TimmViT",
     "TokenLayout",

@@ -85,6 +85,14 @@ class Adapter:
         """How many classes an image may have; `None` if the model is no image classifier."""
         return getattr(model, "num_classes", None) or None
 
+    def pixel_classes(self, model: nn.Module) -> int | None:
+        """How many classes a pixel may have; `None` if the model is none that labels pixels."""
+        return None
+
+    def default_skip(self, model: nn.Module) -> tuple[int, ...]:
+        """Blocks that a plan leaves alone unless it is told which; negative numbers count from the last."""
+        return ()
+
     def matches(self, model: nn.Module) -> bool:
         """Whether this adapter serves the model."""
         raise _missing(self, "matches")

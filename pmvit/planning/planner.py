@@ -45,7 +45,8 @@ class PlanConfig:
             1 / group size whatever the scores.
         reconstruct: `residual` or `pinv`.
         attention_bias: Raise attention to a group by the logarithm of its size.
-        skip: Blocks that are left alone; negative numbers count from the last.
+        skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
+            adapter names: none of a classifier, the first two and the last two of a Segmenter.
     """
 
     keep: float | None = None
@@ -60,10 +61,11 @@ class PlanConfig:
     weights: Weights = "sum"
     reconstruct: Reconstruct = "residual"
     attention_bias: bool = True
-    skip: tuple[int, ...] = ()
+    skip: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "skip", tuple(self.skip))
+        if self.skip is not None:
+            object.__setattr__(self, "skip", tuple(self.skip))
         for name, choices in (
             ("scope", Scope),
             ("grouping", Grouping),
@@ -143,7 +145,9 @@ def plan(
 
 def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
     """The plan that keeps this share of the patch tokens; what cannot be pruned then stays."""
-    layers = compressed_layers(len(scores.values), config.skip)
+    skip = scores.skip if config.skip is None else config.skip
+    config = replace(config, skip=skip)
+    layers = compressed_layers(len(scores.values), skip)
     counts = [scores.num_patches(layer) for layer in layers]
     ranked = comparable(scores.values[layers], layers, config.normalize_layers, config.layer_decay, counts)
     pruned_share = config.pruned_share(keep)

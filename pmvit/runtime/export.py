@@ -17,7 +17,7 @@ from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
 from pmvit.files import make_shared
 from pmvit.models import adapter_for
-from pmvit.outputs import as_module
+from pmvit.outputs import as_module, logits_of
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.quantize import QUANTIZERS
 from pmvit.runtime.targets import RUNTIMES, Run, Runtime, runtime_called
@@ -105,7 +105,7 @@ def export(
         except Exception as error:  # whatever a converter or a runtime raises: it is about this model and this target
             raise PmvitError(f"{runtime.name} cannot take this model: {_first_line(error)}") from error
         max_error = float((got - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
-        agreement = float((got.argmax(-1) == expected.argmax(-1)).float().mean())
+        agreement = float((logits_of(got).argmax(-1) == logits_of(expected).argmax(-1)).float().mean())
         is_close = agreement >= INT8_AGREEMENT and math.isfinite(max_error) if int8 else max_error <= TOLERANCE
         if not is_close:
             raise PmvitError(

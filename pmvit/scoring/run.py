@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmvit._modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit._processes import this_process
 from pmvit.cost import model_cost
-from pmvit.data.batches import check_labels, unpack
+from pmvit.data.batches import IGNORED, check_labels, resize_labels, unpack
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
@@ -40,13 +40,16 @@ def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
         labels = logits.argmax(-1)
     if labels is None:
         raise PmvitError('expected batches of (images, labels), got images alone: use loss="predicted" or "entropy"')
+    if logits.dim() == 4 and labels.dim() == 3:
+        labels = resize_labels(labels, (logits.shape[1], logits.shape[2]))
     if labels.shape != logits.shape[:-1]:
         raise PmvitError(
             f"expected labels of shape {tuple(logits.shape[:-1])}, one for each prediction of the model; got "
             f'{tuple(labels.shape)}: use loss="predicted" or "entropy"'
         )
     check_labels(labels, logits.shape[-1])
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+    ignored = IGNORED if labels.dim() > 1 else -100
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=ignored)
 
 
 def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:
@@ -109,6 +112,7 @@ def score(
         data=str(getattr(loader, "name", type(loader).__name__)),
         grids=tuple(layout.grid for layout in layouts),
         windows=tuple(layout.windows for layout in layouts),
+        skip=adapter.default_skip(model),
     )
     if config.scorer == "random":
         generator = torch.Generator().manual_seed(config.seed)

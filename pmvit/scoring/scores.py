@@ -72,6 +72,7 @@ class Scores:
         data: What the images were read from.
         grids: The patch grid at each block; the same at all of them if not given.
         windows: The windows of each block, `None` where attention is over the whole grid.
+        skip: Blocks of the model that a plan leaves alone unless it is told which.
     """
 
     values: Tensor
@@ -85,6 +86,7 @@ class Scores:
     data: str
     grids: tuple[tuple[int, int], ...] = ()
     windows: tuple[Windows | None, ...] = ()
+    skip: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         depth = len(self.values)
@@ -105,6 +107,8 @@ class Scores:
         document["values"] = [self.of(layer).tolist() for layer in range(len(self.values))]
         if set(self.grids) == {self.grid} and not any(self.windows):
             del document["grids"], document["windows"]
+        if not self.skip:
+            del document["skip"]
         write_text(Path(path), dumps(document) + "\n")
 
     @staticmethod
@@ -116,7 +120,7 @@ class Scores:
         """
         where = str(path)
         document = read_document(Path(path), kind, VERSION)
-        optional = ("grids", "windows")
+        optional = ("grids", "windows", "skip")
         names = [name for name in Scores.__dataclass_fields__ if name not in optional]
         check_fields(document, ("format", "version", *names), where, optional)
         try:
@@ -125,6 +129,7 @@ class Scores:
             height, width = document["grid"]
             grids = tuple((int(h), int(w)) for h, w in document.get("grids", [(height, width)] * len(rows)))
             windows = tuple(_windows(entry) for entry in document.get("windows", [None] * len(rows)))
+            skip = tuple(int(index) for index in document.get("skip", ()))
             values = pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0, dtype=torch.float64)
         except (TypeError, ValueError, KeyError) as error:
             raise PmvitError(f"{where}: the scores are malformed ({error}): score the model again") from None
@@ -150,6 +155,7 @@ class Scores:
             data=document["data"],
             grids=grids,
             windows=windows,
+            skip=skip,
         )
 
 

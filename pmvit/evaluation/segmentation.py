@@ -1,0 +1,163 @@
+"""Mean IoU, pixel accuracy and IoU of each class; agreement with a reference model, pixel by pixel; cost."""
+
+from collections.abc import Iterable, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from pmvit._modes import evaluation_mode
+from pmvit.cost import flops
+from pmvit.data.batches import IGNORED, check_labels, unpack
+from pmvit.errors import PmvitError
+from pmvit.evaluation.sliding import check_stride, count_windows, sliding_logits
+from pmvit.models import adapter_for
+from pmvit.progress import track
+
+
+@dataclass(frozen=True)
+class SegmentationEvaluation:
+    """Shares as numbers from 0 to 1. What could not be measured is `None`.
+
+    Attributes:
+        images: How many images were measured.
+        broken: How many could not be read and were left out.
+        miou: Mean over the classes of intersection over union; classes that are nowhere, neither labelled nor
+            predicted, do not count.
+        pixel_accuracy: Share of the labelled pixels whose class is right.
+        class_iou: Intersection over union of each class, `None` for one that is nowhere.
+        agreement: Share of all pixels to which model and reference give the same class.
+        reference_miou: Mean IoU of the reference on the same images.
+        reference_pixel_accuracy: Pixel accuracy of the reference.
+        gflops: Of the model for one window, at its real size (MACs).
+        reference_gflops: The same of the reference.
+        windows: Windows an image takes, on average.
+    """
+
+    images: int
+    broken: int
+    miou: float | None
+    pixel_accuracy: float | None
+    class_iou: tuple[float | None, ...] | None
+    agreement: float | None
+    reference_miou: float | None
+    reference_pixel_accuracy: float | None
+    gflops: float
+    reference_gflops: float | None
+    windows: float
+
+
+class PixelCounts:
+    """How often each class was predicted for pixels of each class, over all images so far."""
+
+    def __init__(self, classes: int, device: torch.device) -> None:
+        self.classes = classes
+        self._matrix = MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False).to(device)
+
+    def add(self, predicted: Tensor, labels: Tensor) -> None:
+        """Count predicted classes, (batch, height, width), of labelled pixels."""
+        check_labels(labels, self.classes)
+        self._matrix.update(predicted, labels)
+
+    def class_iou(self) -> tuple[float | None, ...]:
+        """Intersection over union of each class."""
+        right, labelled, predicted = self._totals()
+        union = labelled + predicted - right
+        return tuple(float(i / u) if u else None for i, u in zip(right, union, strict=True))
+
+    def miou(self) -> float | None:
+        """The mean over those classes that are somewhere."""
+        found = [value for value in self.class_iou() if value is not None]
+        return sum(found) / len(found) if found else None
+
+    def pixel_accuracy(self) -> float | None:
+        """Share of the labelled pixels whose class is right."""
+        right, labelled, _ = self._totals()
+        return float(right.sum() / labelled.sum()) if labelled.sum() else None
+
+    def _totals(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For each class: pixels that are rightly predicted, labelled and predicted."""
+        matrix = self._matrix.confmat.cpu().double()
+        return matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+
+
+def evaluate_segmentation(
+    model: nn.Module,
+    data: Iterable[Any],
+    *,
+    reference: nn.Module | None = None,
+    window: tuple[int, int] | None = None,
+    stride: int | tuple[int, int] | None = None,
+    batch_size: int = 8,
+    progress: bool = True,
+) -> SegmentationEvaluation:
+    """Measure a model that labels pixels, in windows of its own size, at the size of the labels.
+
+    Args:
+        model: The model to measure, compressed or not.
+        data: A loader of `(images, labels)`, with labels of shape (batch, height, width) of any size and 255 for pixels
+            that do not count; or of images, which are compared with the reference alone.
+        reference: The uncompressed original.
+        window: Height and width of a window; the size of the model's images if not given.
+        stride: Pixels from one window to the next; the window itself if not given.
+        batch_size: Windows that run at a time.
+        progress: Show a progress bar.
+    """
+    adapter = adapter_for(model)
+    classes = adapter.pixel_classes(model)
+    if classes is None:
+        raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not: use evaluate")
+    device = next(model.parameters()).device
+    size = window or adapter.input_size(model)[1:]
+    strides = check_stride(size, stride)
+    models = [model] if reference is None else [model, reference]
+    counts = [PixelCounts(classes, device) for _ in models]
+    images_seen = windows = pixels = same = 0
+    labelled = False
+    total = len(data) if isinstance(data, Sized) else None
+    with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
+        for batch in track(data, "evaluate", total, show=progress):
+            images, labels = unpack(batch)
+            labels = labels.to(device) if labels is not None and labels.dim() == 3 else None
+            at_size = tuple(images.shape[-2:] if labels is None else labels.shape[-2:])
+            images_seen += len(images)
+            windows += len(images) * count_windows((images.shape[-2], images.shape[-1]), size, strides)
+            predictions = []
+            for candidate in models:
+                scores = sliding_logits(candidate, images.to(device), size, strides, batch_size=batch_size)
+                predictions.append(_classes_at(scores, at_size))
+            if labels is not None:
+                labelled = True
+                for count, predicted in zip(counts, predictions, strict=True):
+                    count.add(predicted, labels)
+            if reference is not None:
+                pixels += predictions[0].numel()
+                same += int((predictions[0] == predictions[1]).sum())
+            elif labels is None:
+                raise PmvitError("expected images with masks, or the uncompressed original as reference=; got neither")
+    if not images_seen:
+        raise PmvitError("expected at least one image to evaluate on; got none")
+    of_reference = counts[1] if labelled and reference is not None else None
+    return SegmentationEvaluation(
+        images=images_seen,
+        broken=len(getattr(data, "broken", ())),
+        miou=counts[0].miou() if labelled else None,
+        pixel_accuracy=counts[0].pixel_accuracy() if labelled else None,
+        class_iou=counts[0].class_iou() if labelled else None,
+        agreement=same / pixels if pixels else None,
+        reference_miou=None if of_reference is None else of_reference.miou(),
+        reference_pixel_accuracy=None if of_reference is None else of_reference.pixel_accuracy(),
+        gflops=flops(model).gflops,
+        reference_gflops=None if reference is None else flops(reference).gflops,
+        windows=windows / images_seen,
+    )
+
+
+def _classes_at(scores: Tensor, size: tuple[int, ...]) -> Tensor:
+    """The class of each pixel, (batch, height, width), of scores that are upsampled or reduced to a size."""
+    if tuple(scores.shape[1:3]) == size:
+        return scores.argmax(-1)
+    return F.interpolate(scores.movedim(-1, 1), size=size, mode="bilinear").argmax(1)
