@@ -193,10 +193,10 @@ brackets, lie outside of these at the worst. The last row is the closest of {tri
 """
 NOTES = """No way of counting meets all three figures, whatever the scores. With everything that runs counted, even the
 cheapest plans cost more than the paper prints; its figures would take shares of {shares}. With the encoder alone, even
-the dearest plan at r 0.8 costs less. Of the readings that leave four blocks alone, as the paper says, and count all that
-runs, two come within 2 %: pruned tokens taken off r, and r as the share of the tokens of all 24 blocks, so that the 20
-compressed ones keep fewer than r. The three figures are also more curved in r than attention can explain: from 0.8 to
-0.7 they fall by 72, from 0.7 to 0.5 by 46 for each tenth.
+the dearest plan at r 0.8 costs less. Of the readings that leave four blocks alone, as the paper does, and count all
+that runs, two come within 2 %: pruned tokens taken off r, and r as the share of the tokens of all 24 blocks, so that
+the 20 compressed ones keep fewer than r. The three figures are also more curved in r than attention can explain: from
+0.8 to 0.7 they fall by 72, from 0.7 to 0.5 by 46 for each tenth.
 """
 
 

@@ -15,8 +15,8 @@ Array = npt.NDArray[np.float64]
 
 ORANGE, SKY_BLUE, GREEN, YELLOW = (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66)
 BLUE, VERMILLION, PURPLE = (0, 114, 178), (213, 94, 0), (204, 121, 167)
-OKABE_ITO: tuple[Colour, ...] = (ORANGE, SKY_BLUE, GREEN, YELLOW, BLUE, VERMILLION, PURPLE)
-NEUTRAL: Colour = (140, 140, 140)  # of pixels that count for nothing
+OKABE_ITO: tuple[Colour, ...] = (ORANGE, BLUE, GREEN, YELLOW, PURPLE, SKY_BLUE, VERMILLION)
+NEUTRAL: Colour = (225, 225, 225)  # of pixels that count for nothing; a darker grey is green to some eyes
 
 _LEVELS = 16  # of each channel, among which colours are looked for
 _LEAST_LIGHTNESS, _LEAST_CHROMA = 0.45, 0.06  # darker ones are lost on a photograph, greyer ones look like NEUTRAL
