@@ -154,7 +154,10 @@ def test_what_cannot_be_drawn_is_said_in_a_line(small: pmvit.Segmenter, tmp_path
             pmvit.segment(model, folder, progress=False, **options)
         assert "\n" not in str(found.value)
     (folder / "images" / "0.png").write_bytes(b"no image")
-    assert len(pmvit.segment(small, folder, progress=False).broken) == 1
+    made = pmvit.segment(small, folder, progress=False)
+    assert len(made.broken) == 1
+    with pytest.raises(pmvit.PmvitError, match=r"expected a folder or a new name.*got the file .*names\.txt"):
+        made.save(names)
     (folder / "images" / "1.png").write_bytes(b"no image")
     with pytest.raises(pmvit.PmvitError, match=r"expected an image that can be read, got none: .*0\.png"):
         pmvit.segment(small, folder, progress=False)

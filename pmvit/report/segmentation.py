@@ -115,7 +115,13 @@ class Segmentation:
         return self._lay_out(rows, self.images)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write the sheet of all images, `sheet.png`, and a picture of each; the sheet comes first in the list."""
+        """Write the sheet of all images, `sheet.png`, and a picture of each; the sheet comes first in the list.
+
+        Raises:
+            PmvitError: If `folder` is a file.
+        """
+        if Path(folder).is_file():
+            raise PmvitError(f"expected a folder or a new name to write pictures to, got the file {folder}")
         written = [_write(self.sheet(), Path(folder) / "sheet.png")]
         digits = len(str(len(self.images)))
         for number, image in enumerate(self.images):
