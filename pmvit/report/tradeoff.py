@@ -145,8 +145,8 @@ def _draw_panel(axes: "Axes", points: Sequence[Point], cost: str) -> None:
 
 def _draw_line(axes: "Axes", line: Sequence[Point], cost: str, **style: Any) -> None:
     across, upwards = [point.costs[cost] for point in line], [point.quality for point in line]
-    bars = {"xerr": _bars(across), "yerr": _bars(upwards), "elinewidth": 1}
-    axes.errorbar([m.value for m in across], [m.value for m in upwards], **bars, **style)
+    x, y = ([measured.value for measured in side] for side in (across, upwards))
+    axes.errorbar(x, y, xerr=_bars(across), yerr=_bars(upwards), elinewidth=1, **style)
 
 
 def _bars(measured: Sequence[Measured]) -> list[list[float]]:
