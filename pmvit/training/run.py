@@ -11,7 +11,7 @@ from torch import nn
 
 from pmvit._cpu import avoid_broken_amx, keep_freed_memory
 from pmvit._modes import check_trainable
-from pmvit.compress import compression_of, decompress, describe, load
+from pmvit.compress import decompress, describe, is_compressed, load
 from pmvit.data.folder import every
 from pmvit.data.pixels import Augmentation, Preparation, pixel_training_data
 from pmvit.data.segmentation import has_masks, open_pairs
@@ -51,7 +51,7 @@ def finetune(
     that labels pixels learns from images with masks, and from the teacher's distribution at every pixel.
 
     Args:
-        model: What `compress` returned.
+        model: What `compress` or `methods.compress` returned.
         train: The training images: a path as `pmvit finetune --data` takes it, or a loader of `(images, labels)` with a
             length, whose batches are taken as they come: `config.accumulate` of them a step.
         val: Images to validate on after every epoch, likewise.
@@ -77,7 +77,7 @@ def finetune(
         describe(model)  # better found out now than after the last epoch that the model cannot be saved
     if not config.needs_teacher:
         teacher = None
-    elif teacher is None and compression_of(model) is not None:
+    elif teacher is None and is_compressed(model):
         teacher = decompress(copy.deepcopy(model))
     record = RunRecord.of(model, teacher, config, command or {})
     if folder is not None:
