@@ -212,7 +212,7 @@ def count_pixels(
             predictions = []
             for candidate in models:
                 scores = sliding_logits(candidate, images.to(device), size, strides, batch_size=batch_size)
-                predictions.append(_classes_at(scores, at_size))
+                predictions.append(classes_at(scores, at_size))
             if labels is not None:
                 counts.labelled = True
                 for count, predicted in zip(counts.models, predictions, strict=True):
@@ -226,7 +226,7 @@ def count_pixels(
     return counts
 
 
-def _classes_at(scores: Tensor, size: tuple[int, ...]) -> Tensor:
+def classes_at(scores: Tensor, size: tuple[int, ...]) -> Tensor:
     """The class of each pixel, (batch, height, width), of scores that are upsampled or reduced to a size."""
     if tuple(scores.shape[1:3]) == size:
         return scores.argmax(-1)

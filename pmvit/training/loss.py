@@ -35,18 +35,18 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
         labels: Class numbers, one an image or one a pixel with 255 for those that do not count; or distributions.
         smoothing: Share of a label that is spread over all classes.
     """
-    if labels.dim() != logits.dim() - 1 and labels.shape != logits.shape:
-        raise PmvitError(
-            f"expected a label for each prediction, {tuple(logits.shape[:-1])}; got labels of shape "
-            f"{tuple(labels.shape)}"
-        )
     if labels.is_floating_point():  # mixup smooths its distributions itself
         return F.cross_entropy(logits.float(), labels)
+    if labels.dim() != logits.dim() - 1:
+        what = "an image" if logits.dim() == 2 else "a pixel"
+        raise PmvitError(f"expected one label {what} for this model; got labels of shape {tuple(labels.shape)}")
     check_labels(labels, logits.shape[-1])
     if logits.dim() == 2:
         return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
-    classes_second = logits.float().movedim(-1, 1)
-    sums = F.cross_entropy(classes_second, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
+    scores = logits.float().movedim(-1, 1)
+    if scores.shape[2:] != labels.shape[1:]:  # some models label fewer pixels than they see
+        scores = F.interpolate(scores, size=labels.shape[1:], mode="bilinear")
+    sums = F.cross_entropy(scores, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
     return sums / (labels != IGNORED).sum().clamp(min=1)  # a batch without any labelled pixel costs nothing
 
 
