@@ -118,6 +118,8 @@ def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader",
         "GFLOPs a window (MACs)": (result.gflops, "{:.3f}"),
         "GFLOPs uncompressed": (result.reference_gflops, "{:.3f}"),
         "windows an image": (result.windows, "{:.2f}"),
+        "images a second": (result.fps, "{:.1f}"),
+        "images a second uncompressed": (result.reference_fps, "{:.1f}"),
     }
     for name, (value, form) in rows.items():
         if value is not None:

@@ -1,7 +1,8 @@
 """Mean IoU, pixel accuracy and IoU of each class; agreement with a reference model, pixel by pixel; cost."""
 
+import time
 from collections.abc import Iterable, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ class SegmentationEvaluation:
         gflops: Of the model for one window, at its real size (MACs).
         reference_gflops: The same of the reference.
         windows: Windows an image takes, on average.
+        fps: Images a second, each in its windows, without reading and preparing them; model and reference take turns.
+        reference_fps: The same of the reference.
     """
 
     images: int
@@ -48,6 +51,8 @@ class SegmentationEvaluation:
     gflops: float
     reference_gflops: float | None
     windows: float
+    fps: float | None = field(default=None, compare=False)
+    reference_fps: float | None = field(default=None, compare=False)
 
     @property
     def quality(self) -> float | None:
@@ -110,16 +115,20 @@ class SegmentationCounts:
         labelled: Whether there were masks.
         pixels: Pixels on which the models were compared.
         same: Those to which they give the same class.
+        seconds: What each model took for the images that were timed.
+        timed: How many these are: all but those of the first batch, which warms up.
     """
 
     models: list[PixelCounts]
     gflops: list[float]
+    seconds: list[float]
     images: int = 0
     broken: int = 0
     windows: int = 0
     labelled: bool = False
     pixels: int = 0
     same: int = 0
+    timed: int = 0
 
     def evaluation(self) -> SegmentationEvaluation:
         if not self.images:
@@ -138,7 +147,12 @@ class SegmentationCounts:
             gflops=self.gflops[0],
             reference_gflops=self.gflops[1] if others else None,
             windows=self.windows / self.images,
+            fps=self._fps(0),
+            reference_fps=self._fps(1) if others else None,
         )
+
+    def _fps(self, model: int) -> float | None:
+        return self.timed / self.seconds[model] if self.timed else None
 
 
 def pooled(parts: Sequence[SegmentationCounts]) -> SegmentationEvaluation:
@@ -147,7 +161,8 @@ def pooled(parts: Sequence[SegmentationCounts]) -> SegmentationEvaluation:
     for part in others:
         for count, more in zip(total.models, part.models, strict=True):
             count.matrix += more.matrix
-        for name in ("images", "broken", "windows", "pixels", "same"):
+        total.seconds = [own + more for own, more in zip(total.seconds, part.seconds, strict=True)]
+        for name in ("images", "broken", "windows", "pixels", "same", "timed"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
         total.labelled |= part.labelled
     return total.evaluation()
@@ -200,7 +215,7 @@ def count_pixels(
     strides = check_stride(size, stride)
     models = [model] if reference is None else [model, reference]
     costs = [flops(candidate).gflops for candidate in models]
-    counts = SegmentationCounts([PixelCounts(classes, device) for _ in models], costs)
+    counts = SegmentationCounts([PixelCounts(classes, device) for _ in models], costs, [0.0 for _ in models])
     total = len(data) if isinstance(data, Sized) else None
     with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
         for batch in track(data, "evaluate", total, show=progress):
@@ -210,9 +225,15 @@ def count_pixels(
             counts.images += len(images)
             counts.windows += len(images) * count_windows((images.shape[-2], images.shape[-1]), size, strides)
             predictions = []
-            for candidate in models:
+            is_warm = counts.images > len(images)
+            for place, candidate in enumerate(models):
+                begun = time.perf_counter()
                 scores = sliding_logits(candidate, images.to(device), size, strides, batch_size=batch_size)
+                if device.type != "cpu":
+                    torch.accelerator.synchronize()
+                counts.seconds[place] += time.perf_counter() - begun if is_warm else 0.0
                 predictions.append(classes_at(scores, at_size))
+            counts.timed += len(images) if is_warm else 0
             if labels is not None:
                 counts.labelled = True
                 for count, predicted in zip(counts.models, predictions, strict=True):
