@@ -183,3 +183,21 @@ def open_loader(
         raise PmvitError(f"first_label is for images with masks; got it for {data}")
     num_classes = num_classes_of(model) if labels else None
     return image_folder(data, adapter_for(model).data_config(model), num_classes=num_classes, **options)
+
+
+def open_validation(
+    model: nn.Module,
+    data: str | Path,
+    *,
+    labels: bool,
+    workers: int,
+    process: tuple[int, int] = (0, 1),
+    first_label: int | None = None,
+) -> FolderLoader:
+    """Images to validate on, those of one of several processes: whole with their masks, or 64 a process at a time."""
+    options: dict[str, Any] = {"workers": workers, "process": process[0], "processes": process[1]}
+    if adapter_for(model).pixel_classes(model) is not None and (labels or has_masks(data)):
+        options |= {"whole": True, "split": "val"}
+    else:
+        options["batch_size"] = 64 * process[1]
+    return open_loader(model, data, labels=labels, first_label=first_label, **options)

@@ -6,19 +6,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
 from torch import nn
 
 from pmvit._processes import this_process, wait_for_all
 from pmvit.compress import CONFIG_FILE, compress, load, save
 from pmvit.cost import flops
-from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
-from pmvit.evaluation import Evaluation, evaluate
-from pmvit.evaluation.classification import pooled
+from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.files import check_fields, read_document, write_text
 from pmvit.fingerprint import fingerprint
-from pmvit.loading import open_loader
+from pmvit.loading import open_loader, open_validation
 from pmvit.planning import Plan, PlanConfig, plan
 from pmvit.prune_merge import Learn
 from pmvit.scoring import ScoreConfig, Scores, score
@@ -32,7 +29,7 @@ FORMAT, VERSION = "pmvit-run", 1
 class RunResults:
     """Accuracy and cost of the original, of the compressed model before tuning, and of the tuned one."""
 
-    evaluations: dict[str, Evaluation]
+    evaluations: dict[str, AnyEvaluation]
     gflops: dict[str, float]
 
 
@@ -49,6 +46,7 @@ def run(
     arguments: dict[str, Any] | None = None,
     score_batch_size: int = 64,
     epoch_images: int | None = None,
+    first_label: int | None = None,
     measure: Callable[[Plan], float] | None = None,
     progress: bool = True,
 ) -> RunResults:
@@ -69,6 +67,7 @@ def run(
         arguments: What the host library's model was created with, where it cannot be read off the model.
         score_batch_size: Images a batch, for the scores.
         epoch_images: How many images make an epoch, for a stream that cannot be counted.
+        first_label: The number of the first class in plain masks.
         measure: The speed-up of a plan, for a budget in speed-up.
         progress: Show progress bars.
 
@@ -86,9 +85,8 @@ def run(
     if not scored:
         partial = folder / f"{SCORES_FILE}.partial"
         shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": tuning.workers}
-        loader = open_loader(
-            model, train, labels=scoring.needs_labels, batch_size=score_batch_size, shuffle=True, **shared
-        )
+        shared |= {"batch_size": score_batch_size, "shuffle": True, "first_label": first_label}
+        loader = open_loader(model, train, labels=scoring.needs_labels, **shared)
         scores = score(model, loader, scoring, checkpoint=partial, progress=progress and is_main)
         if is_main:
             scores.save(folder / SCORES_FILE)
@@ -107,12 +105,16 @@ def run(
         output=folder,
         resume=True,
         epoch_images=epoch_images,
+        first_label=first_label,
         progress=progress,
     )
     evaluated = (folder / RESULTS_FILE).exists()
     wait_for_all()
     if not evaluated:
-        _evaluate(folder, model, val, tuning, process, progress and is_main)
+        loader = open_validation(
+            model, val, labels=tuning.labels, workers=tuning.workers, process=process, first_label=first_label
+        )
+        _evaluate(folder, model, loader, tuning, is_main, progress)
     wait_for_all()
     return read_results(folder)
 
@@ -142,26 +144,27 @@ def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
 
 
 def _evaluate(
-    folder: Path, model: nn.Module, val: str | Path, tuning: FinetuneConfig, process: tuple[int, int], progress: bool
+    folder: Path, model: nn.Module, loader: Any, tuning: FinetuneConfig, is_main: bool, progress: bool
 ) -> None:
     device = next(model.parameters()).device
     models = {"original": model, "compressed": load(folder / COMPRESSED), "tuned": load(folder)}
     rows = {}
     for stage, candidate in models.items():
-        shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": tuning.workers}
-        loader = open_loader(model, val, labels=tuning.labels, batch_size=64 * process[1], **shared)
-        batches = loader if tuning.labels else (unpack(images)[0] for images in loader)
         reference = None if stage == "original" and tuning.labels else model
-        result = evaluate(candidate.to(device), batches, reference=reference, progress=progress)
-        if process[1] > 1:
-            result = pooled(gather_object([result]))
-        rows[stage] = {"gflops": flops(candidate).gflops, **asdict(result)}
-    if process[0] == 0:
+        result = validate(
+            candidate.to(device),
+            loader,
+            reference=reference,
+            use_labels=tuning.labels,
+            progress=progress and is_main,
+        )
+        rows[stage] = {**asdict(result), "gflops": flops(candidate).gflops}
+    if is_main:
         write_text(folder / RESULTS_FILE, json.dumps(rows, indent=1) + "\n")
 
 
 def read_results(folder: Path) -> RunResults:
     """The results of a run that came to its end."""
     rows = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    costs = {stage: row.pop("gflops") for stage, row in rows.items()}
-    return RunResults({stage: Evaluation(**row) for stage, row in rows.items()}, costs)
+    costs = {stage: row["gflops"] for stage, row in rows.items()}
+    return RunResults({stage: evaluation_from(row) for stage, row in rows.items()}, costs)

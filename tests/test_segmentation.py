@@ -83,6 +83,9 @@ def test_evaluation_at_the_size_of_the_labels() -> None:
     assert found.agreement == 1.0
     assert found.miou == found.reference_miou
     assert found.windows == 3
+    assert found.fps is not None
+    assert found.fps > 0
+    assert found.reference_fps is not None
     assert found.gflops == pmvit.flops(model).gflops
     other = pmvit.evaluate_segmentation(small, batches, reference=model, progress=False)
     assert other.agreement is not None

@@ -66,7 +66,11 @@ def training_device(cpu: bool) -> str:
 
 
 def split_folders(data: str, val: str | None) -> tuple[str, str | None]:
-    """Training and validation images: as named, or `train` and `val` (or `test`) below one folder."""
+    """Training and validation images: as named, `train` and `val` (or `test`) below one folder, or parts with masks."""
+    from pmvit.data.segmentation import has_masks, has_validation
+
+    if has_masks(data):
+        return data, val or (data if has_validation(data) else None)
     if (Path(data) / "train").is_dir():
         found = [Path(data) / name for name in ("val", "validation", "test") if (Path(data) / name).is_dir()]
         return str(Path(data) / "train"), val or (str(found[0]) if found else None)

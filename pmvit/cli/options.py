@@ -98,6 +98,10 @@ FINETUNE_OPTIONS = {
     "freeze_matrices_after": Annotated[int | None, typer.Option(help="Epochs in which M and R learn.")],
     "matrix_lr_factor": Annotated[float | None, typer.Option(help="Learning rate of M and R, as a multiple.")],
     "crop_scale": Annotated[tuple[float, float] | None, typer.Option(help="Shares of an image that crops show.")],
+    "resize_scale": Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="With masks: least and largest size, of that which covers a crop."),
+    ],
     "hflip": Annotated[float | None, typer.Option(help="Probability that an image is mirrored.")],
     "color_jitter": Annotated[float | None, typer.Option(help="Strength of colour changes.")],
     "auto_augment": Annotated[str | None, typer.Option(help="timm's policy, as rand-m9-mstd0.5-inc1; or none.")],

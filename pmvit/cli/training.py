@@ -23,8 +23,10 @@ from pmvit.cli.common import (
 )
 from pmvit.cli.options import (
     FINETUNE_OPTIONS,
+    MASK_OPTIONS,
     PLAN_OPTIONS,
     SCORE_OPTIONS,
+    SEGMENTER_OPTIONS,
     AsJson,
     Data,
     DataArguments,
@@ -42,7 +44,8 @@ from pmvit.cli.options import (
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
-    from pmvit.evaluation import Evaluation
+    from pmvit.evaluation.validation import AnyEvaluation
+    from pmvit.pipeline import RunResults
     from pmvit.prune_merge import Learn
     from pmvit.training import FinetuneConfig
 
@@ -69,7 +72,7 @@ def _absolute(path: str | None) -> str | None:
 
 
 @app.command()
-@with_options(FINETUNE_OPTIONS)
+@with_options(FINETUNE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
 def finetune(
     model: Annotated[str | None, typer.Argument(help="What pmvit saved; or an architecture, to tune it first.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="Training images, as for score.")] = None,
@@ -115,11 +118,15 @@ def finetune(
             "val": _absolute(val),
             "teacher": _absolute(teacher),
             "epoch_images": epoch_images,
+            "segmenter": given(options, SEGMENTER_OPTIONS),
+            "first_label": options["first_label"],
         }
         config = _config(preset, options)
     here = processes(training_device(config.cpu))
     file = Path(command["weights"]) if command["weights"] is not None else None
-    network = open_model(command["model"], file, command["model_arg"], command["data_arg"], "cpu")
+    network = open_model(
+        command["model"], file, command["model_arg"], command["data_arg"], "cpu", command.get("segmenter")
+    )
     other = None if command["teacher"] is None else open_model(command["teacher"], None, None, None, "cpu")
     result = pmvit.finetune(
         network,
@@ -130,6 +137,7 @@ def finetune(
         output=output,
         resume=resume is not None,
         epoch_images=command["epoch_images"],
+        first_label=command.get("first_label"),
         command=command,
     )
     if not here.is_main:
@@ -145,19 +153,15 @@ def finetune(
     console.print(f"tuned model: {output}")
 
 
-def _print_tuned(best: "Evaluation | None", epoch: int, epochs: int) -> None:
+def _print_tuned(best: "AnyEvaluation | None", epoch: int, epochs: int) -> None:
     if best is None:
         console.print(f"{epochs} epochs done; no images to validate on were given")
-    elif best.top1 is not None:
-        console.print(f"best after epoch {epoch} of {epochs}: top-1 {best.top1:.2%} on {best.images} images")
-    elif best.cosine is not None:
-        console.print(f"best after epoch {epoch} of {epochs}: cosine {best.cosine:.4f} on {best.images} images")
-    elif best.kl is not None:
-        console.print(f"best after epoch {epoch} of {epochs}: KL {best.kl:.4f} on {best.images} images")
+    else:
+        console.print(f"best after epoch {epoch} of {epochs}: {best.headline} on {best.images} images")
 
 
 @app.command()
-@with_options(PLAN_OPTIONS, SCORE_OPTIONS, FINETUNE_OPTIONS)
+@with_options(PLAN_OPTIONS, SCORE_OPTIONS, FINETUNE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
 def run(
     model: ModelName,
     data: Data,
@@ -182,7 +186,7 @@ def run(
     follow_paper(options, paper)
     config = _config(preset, options)
     here = processes(training_device(config.cpu))
-    network = open_model(model, weights, model_arg, data_arg, here.device)
+    network = open_model(model, weights, model_arg, data_arg, here.device, given(options, SEGMENTER_OPTIONS))
     try:
         results = pmvit.run(
             network,
@@ -195,6 +199,7 @@ def run(
             learn=cast("Learn", learn),
             arguments=pairs("--model-arg", model_arg),
             epoch_images=epoch_images,
+            first_label=options["first_label"],
             measure=meter(network),
         )
     except KeyboardInterrupt:
@@ -204,14 +209,30 @@ def run(
     if as_json:
         print_json({"evaluations": {k: asdict(v) for k, v in results.evaluations.items()}, "gflops": results.gflops})
         return
+    _print_stages(results)
+    console.print(f"tuned model: {output}")
+
+
+STAGE_COLUMNS = {
+    "top1": ("top-1", "{:.2%}"),
+    "top5": ("top-5", "{:.2%}"),
+    "miou": ("mIoU", "{:.2%}"),
+    "pixel_accuracy": ("pixel accuracy", "{:.2%}"),
+    "agreement": ("agreement", "{:.2%}"),
+    "kl": ("KL", "{:.4f}"),
+    "cosine": ("cosine", "{:.4f}"),
+}
+
+
+def _print_stages(results: "RunResults") -> None:
+    """Original, compressed and tuned side by side, by what was measured."""
+    rows = {stage: asdict(result) for stage, result in results.evaluations.items()}
+    columns = {n: c for n, c in STAGE_COLUMNS.items() if any(row.get(n) is not None for row in rows.values())}
     table = Table(show_edge=False, pad_edge=False)
-    images = next(iter(results.evaluations.values())).images
-    for title in (f"{images} images", "GFLOPs", "top-1", "top-5", "agreement", "KL", "cosine"):
-        table.add_column(title, justify="left" if "images" in title else "right")
-    for stage, result in results.evaluations.items():
-        shares = (result.top1, result.top5, result.agreement)
-        cells = ["-" if share is None else f"{share:.2%}" for share in shares]
-        cells += ["-" if value is None else f"{value:.4f}" for value in (result.kl, result.cosine)]
+    table.add_column(f"{next(iter(rows.values()))['images']} images")
+    for title in ("GFLOPs", *(title for title, _ in columns.values())):
+        table.add_column(title, justify="right")
+    for stage, row in rows.items():
+        cells = ["-" if row[name] is None else form.format(row[name]) for name, (_, form) in columns.items()]
         table.add_row(stage, f"{results.gflops[stage]:.3f}", *cells)
     console.print(table)
-    console.print(f"tuned model: {output}")

@@ -208,9 +208,10 @@ def pixel_loader(
         order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
     size = processes if whole else batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
+    mine = [batch[process::processes] for batch in batches if whole or len(batch) >= processes]
     loader: DataLoader[Any] = DataLoader(
         _Pairs(source, transform, color_mode(data_config)),
-        batch_sampler=[batch[process::processes] for batch in batches if len(batch) >= processes],
+        batch_sampler=[batch for batch in mine if batch],
         num_workers=workers,
         persistent_workers=workers > 0,
         collate_fn=list,

@@ -242,6 +242,19 @@ def has_masks(data: str | Path) -> bool:
     return any(all((root / name).is_dir() for name in folders) for folders in (*LAYOUTS, PLAIN))
 
 
+def has_validation(data: str | Path) -> bool:
+    """Whether a folder with masks has images to validate on apart from those to train on."""
+    root, named = _root(data)
+    places = (
+        "images/validation",
+        "leftImg8bit/val",
+        "ImageSets/SegmentationContext/val.txt",
+        "images/val",
+        "images/test",
+    )
+    return not named and has_masks(data) and any((root / place).exists() for place in places)
+
+
 def open_pairs(
     data: str | Path, num_classes: int, split: Split = "train", first_label: int | None = None
 ) -> PairSource:

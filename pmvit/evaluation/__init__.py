@@ -1,5 +1,6 @@
-"""How good a model is: accuracy, and how far it strays from the original."""
+"""How good a model is: accuracy, mean IoU, and how far it strays from the original."""
 
 from pmvit.evaluation.classification import Evaluation, evaluate
+from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "SegmentationEvaluation", "evaluate", "evaluate_segmentation"]

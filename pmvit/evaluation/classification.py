@@ -45,6 +45,20 @@ class Evaluation:
     reference_top1: float | None
     cosine: float | None = None
 
+    @property
+    def quality(self) -> float | None:
+        """What makes one evaluation better than another: more top-1 or cosine, or without labels less divergence."""
+        if self.top1 is not None or self.cosine is not None:
+            return self.top1 if self.top1 is not None else self.cosine
+        return -self.kl if self.kl is not None else None
+
+    @property
+    def headline(self) -> str:
+        """That in words."""
+        if self.top1 is not None:
+            return f"top-1 {self.top1:.2%}"
+        return f"cosine {self.cosine:.4f}" if self.cosine is not None else f"KL {self.kl or 0:.4f}"
+
 
 def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> dict[str, Tensor]:
     """What one batch contributes: a number for each image, by name. Dense predictions count as their mean."""

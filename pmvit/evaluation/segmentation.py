@@ -1,7 +1,8 @@
 """Mean IoU, pixel accuracy and IoU of each class; agreement with a reference model, pixel by pixel; cost."""
 
-from collections.abc import Iterable, Sized
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ class SegmentationEvaluation:
         gflops: Of the model for one window, at its real size (MACs).
         reference_gflops: The same of the reference.
         windows: Windows an image takes, on average.
+        fps: Images a second, each in its windows, without reading and preparing them; model and reference take turns.
+        reference_fps: The same of the reference.
     """
 
     images: int
@@ -48,6 +51,18 @@ class SegmentationEvaluation:
     gflops: float
     reference_gflops: float | None
     windows: float
+    fps: float | None = field(default=None, compare=False)
+    reference_fps: float | None = field(default=None, compare=False)
+
+    @property
+    def quality(self) -> float | None:
+        """What makes one evaluation better than another: mean IoU, or without masks agreement."""
+        return self.miou if self.miou is not None else self.agreement
+
+    @property
+    def headline(self) -> str:
+        """That in words."""
+        return f"mIoU {self.miou:.2%}" if self.miou is not None else f"agreement {self.agreement or 0:.2%}"
 
 
 class PixelCounts:
@@ -55,12 +70,16 @@ class PixelCounts:
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self.classes = classes
-        self._matrix = MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False).to(device)
+        self.matrix = torch.zeros(classes, classes, dtype=torch.float64)
+        self._metric = MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False).to(device)
 
-    def add(self, predicted: Tensor, labels: Tensor) -> None:
-        """Count predicted classes, (batch, height, width), of labelled pixels."""
+    def add(self, predicted: Tensor, labels: Tensor) -> Tensor:
+        """Count predicted classes, (batch, height, width), of labelled pixels; return the counts of these alone."""
         check_labels(labels, self.classes)
-        self._matrix.update(predicted, labels)
+        counted: Tensor = self._metric(predicted, labels).cpu().double()
+        self.matrix += counted
+        self._metric.reset()
+        return counted
 
     def class_iou(self) -> tuple[float | None, ...]:
         """Intersection over union of each class."""
@@ -80,8 +99,73 @@ class PixelCounts:
 
     def _totals(self) -> tuple[Tensor, Tensor, Tensor]:
         """For each class: pixels that are rightly predicted, labelled and predicted."""
-        matrix = self._matrix.confmat.cpu().double()
-        return matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+        return self.matrix.diagonal(), self.matrix.sum(1), self.matrix.sum(0)
+
+
+@dataclass
+class SegmentationCounts:
+    """What was counted on some images; counts of other images can be added.
+
+    Attributes:
+        models: Right and wrong pixels of the model, and of the reference if there is one.
+        gflops: Of these.
+        images: Images seen.
+        broken: Images that could not be read.
+        windows: Windows run, by each model.
+        labelled: Whether there were masks.
+        pixels: Pixels on which the models were compared.
+        same: Those to which they give the same class.
+        seconds: What each model took for the images that were timed.
+        timed: How many these are: all but those of the first batch, which warms up.
+    """
+
+    models: list[PixelCounts]
+    gflops: list[float]
+    seconds: list[float]
+    images: int = 0
+    broken: int = 0
+    windows: int = 0
+    labelled: bool = False
+    pixels: int = 0
+    same: int = 0
+    timed: int = 0
+
+    def evaluation(self) -> SegmentationEvaluation:
+        if not self.images:
+            raise PmvitError("expected at least one image to evaluate on; got none")
+        model, *others = self.models
+        reference = others[0] if others and self.labelled else None
+        return SegmentationEvaluation(
+            images=self.images,
+            broken=self.broken,
+            miou=model.miou() if self.labelled else None,
+            pixel_accuracy=model.pixel_accuracy() if self.labelled else None,
+            class_iou=model.class_iou() if self.labelled else None,
+            agreement=self.same / self.pixels if self.pixels else None,
+            reference_miou=None if reference is None else reference.miou(),
+            reference_pixel_accuracy=None if reference is None else reference.pixel_accuracy(),
+            gflops=self.gflops[0],
+            reference_gflops=self.gflops[1] if others else None,
+            windows=self.windows / self.images,
+            fps=self._fps(0),
+            reference_fps=self._fps(1) if others else None,
+        )
+
+    def _fps(self, model: int) -> float | None:
+        return self.timed / self.seconds[model] if self.timed else None
+
+
+def pooled(parts: Sequence[SegmentationCounts]) -> SegmentationEvaluation:
+    """What one evaluation of all images gives, from counts of parts of them."""
+    total, *others = parts
+    for part in others:
+        for count, more in zip(total.models, part.models, strict=True):
+            count.matrix += more.matrix
+        total.seconds = [own + more for own, more in zip(total.seconds, part.seconds, strict=True)]
+        for name in ("images", "broken", "windows", "pixels", "same", "timed"):
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        total.labelled |= part.labelled
+    return total.evaluation()
 
 
 def evaluate_segmentation(
@@ -106,6 +190,22 @@ def evaluate_segmentation(
         batch_size: Windows that run at a time.
         progress: Show a progress bar.
     """
+    return count_pixels(
+        model, data, reference=reference, window=window, stride=stride, batch_size=batch_size, progress=progress
+    ).evaluation()
+
+
+def count_pixels(
+    model: nn.Module,
+    data: Iterable[Any],
+    *,
+    reference: nn.Module | None = None,
+    window: tuple[int, int] | None = None,
+    stride: int | tuple[int, int] | None = None,
+    batch_size: int = 8,
+    progress: bool = True,
+) -> SegmentationCounts:
+    """`evaluate_segmentation` of a part of the images: what `pooled` puts together."""
     adapter = adapter_for(model)
     classes = adapter.pixel_classes(model)
     if classes is None:
@@ -114,46 +214,37 @@ def evaluate_segmentation(
     size = window or adapter.input_size(model)[1:]
     strides = check_stride(size, stride)
     models = [model] if reference is None else [model, reference]
-    counts = [PixelCounts(classes, device) for _ in models]
-    images_seen = windows = pixels = same = 0
-    labelled = False
+    costs = [flops(candidate).gflops for candidate in models]
+    counts = SegmentationCounts([PixelCounts(classes, device) for _ in models], costs, [0.0 for _ in models])
     total = len(data) if isinstance(data, Sized) else None
     with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
         for batch in track(data, "evaluate", total, show=progress):
             images, labels = unpack(batch)
             labels = labels.to(device) if labels is not None and labels.dim() == 3 else None
             at_size = tuple(images.shape[-2:] if labels is None else labels.shape[-2:])
-            images_seen += len(images)
-            windows += len(images) * count_windows((images.shape[-2], images.shape[-1]), size, strides)
+            counts.images += len(images)
+            counts.windows += len(images) * count_windows((images.shape[-2], images.shape[-1]), size, strides)
             predictions = []
-            for candidate in models:
+            is_warm = counts.images > len(images)
+            for place, candidate in enumerate(models):
+                begun = time.perf_counter()
                 scores = sliding_logits(candidate, images.to(device), size, strides, batch_size=batch_size)
+                if device.type != "cpu":
+                    torch.accelerator.synchronize()
+                counts.seconds[place] += time.perf_counter() - begun if is_warm else 0.0
                 predictions.append(classes_at(scores, at_size))
+            counts.timed += len(images) if is_warm else 0
             if labels is not None:
-                labelled = True
-                for count, predicted in zip(counts, predictions, strict=True):
+                counts.labelled = True
+                for count, predicted in zip(counts.models, predictions, strict=True):
                     count.add(predicted, labels)
             if reference is not None:
-                pixels += predictions[0].numel()
-                same += int((predictions[0] == predictions[1]).sum())
+                counts.pixels += predictions[0].numel()
+                counts.same += int((predictions[0] == predictions[1]).sum())
             elif labels is None:
                 raise PmvitError("expected images with masks, or the uncompressed original as reference=; got neither")
-    if not images_seen:
-        raise PmvitError("expected at least one image to evaluate on; got none")
-    of_reference = counts[1] if labelled and reference is not None else None
-    return SegmentationEvaluation(
-        images=images_seen,
-        broken=len(getattr(data, "broken", ())),
-        miou=counts[0].miou() if labelled else None,
-        pixel_accuracy=counts[0].pixel_accuracy() if labelled else None,
-        class_iou=counts[0].class_iou() if labelled else None,
-        agreement=same / pixels if pixels else None,
-        reference_miou=None if of_reference is None else of_reference.miou(),
-        reference_pixel_accuracy=None if of_reference is None else of_reference.pixel_accuracy(),
-        gflops=flops(model).gflops,
-        reference_gflops=None if reference is None else flops(reference).gflops,
-        windows=windows / images_seen,
-    )
+    counts.broken = len(getattr(data, "broken", ()))
+    return counts
 
 
 def classes_at(scores: Tensor, size: tuple[int, ...]) -> Tensor:

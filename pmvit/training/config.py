@@ -35,6 +35,9 @@ class FinetuneConfig:
         freeze_matrices_after: The epoch; `None` for two thirds of the epochs, as 40 of 60 in the paper.
         matrix_lr_factor: Learning rate of M and R as a multiple of that of the weights.
         crop_scale: Smallest and largest share of an image that a random crop shows; (1, 1) for no random crop.
+            Models that label pixels have `resize_scale` instead.
+        resize_scale: For models that label pixels: smallest and largest size an image is resized to before it is
+            cropped, as a multiple of the one that just covers the crop.
         hflip: Probability that an image is mirrored.
         color_jitter: Strength of colour changes, where `auto_augment` is off; 0 for none.
         auto_augment: A policy of timm, as in `rand-m9-mstd0.5-inc1`; `None` for none.
@@ -73,6 +76,7 @@ class FinetuneConfig:
     freeze_matrices_after: int | None = None
     matrix_lr_factor: float = 1.0
     crop_scale: tuple[float, float] = (0.35, 1.0)
+    resize_scale: tuple[float, float] = (0.5, 2.0)
     hflip: float = 0.5
     color_jitter: float = 0.0
     auto_augment: str | None = None
@@ -104,6 +108,8 @@ class FinetuneConfig:
         self._expect("ema", 0 <= self.ema < 1, "a decay between 0 and 1")
         low_high = len(self.crop_scale) == 2 and 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1
         self._expect("crop_scale", low_high, "two shares above 0, the smaller one first")
+        ordered = len(self.resize_scale) == 2 and 0 < self.resize_scale[0] <= self.resize_scale[1]
+        self._expect("resize_scale", ordered, "two multiples above 0, the smaller one first")
         schedulers = ("cosine", "tanh", "poly", "step", "multistep")
         self._expect("scheduler", self.scheduler in schedulers, f"one of {', '.join(schedulers)}")
         self._expect("matrices", self.matrices in get_args(MatrixSchedule), f"one of {get_args(MatrixSchedule)}")
@@ -164,6 +170,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "deit_small": {**_DEIT_AUGMENTATION, "alpha": 0.6},
     "mae_base": {**_DEIT_AUGMENTATION, "alpha": 0.8},
     "swin_tiny": {**_DEIT_AUGMENTATION, "alpha": 0.6},
-    "segmenter": {"alpha": 1.0, "epochs": 40, "batch_size": 8},
+    "segmenter": {"alpha": 1.0, "epochs": 40, "batch_size": 8, "color_jitter": 0.5},
     "quick": {"alpha": 1.0, "epochs": 10, "batch_size": 32, "warmup_epochs": 0.5, "checkpoint_every": 50},
 }

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.data.batches import check_labels
+from pmvit.data.batches import IGNORED, check_labels
 from pmvit.errors import PmvitError
 from pmvit.models import adapter_for
 from pmvit.training.config import FinetuneConfig
@@ -19,12 +19,35 @@ TokenMaps = Mapping[int, Tensor]
 def divergence(logits: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
     """KL(q || p) of the tempered distributions, the mean over images, times the squared temperature (Eq. 11).
 
+    Each pixel of a dense prediction, (batch, height, width, classes), has a distribution of its own and counts alike.
     The square keeps the size of the gradient the same at every temperature.
     """
     log_p = (logits.float() / temperature).log_softmax(-1)
     log_q = (target.float() / temperature).log_softmax(-1)
-    per_image = F.kl_div(log_p, log_q, reduction="none", log_target=True).flatten(1).sum(1)
-    return per_image.mean() * temperature**2
+    return F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(-1).mean() * temperature**2
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """CE(y, p) of Eq. 11, the mean over images, or over those pixels that are labelled.
+
+    Args:
+        logits: Classes last.
+        labels: Class numbers, one an image or one a pixel with 255 for those that do not count; or distributions.
+        smoothing: Share of a label that is spread over all classes.
+    """
+    if labels.is_floating_point():  # mixup smooths its distributions itself
+        return F.cross_entropy(logits.float(), labels)
+    if labels.dim() != logits.dim() - 1:
+        what = "an image" if logits.dim() == 2 else "a pixel"
+        raise PmvitError(f"expected one label {what} for this model; got labels of shape {tuple(labels.shape)}")
+    check_labels(labels, logits.shape[-1])
+    if logits.dim() == 2:
+        return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+    scores = logits.float().movedim(-1, 1)
+    if scores.shape[2:] != labels.shape[1:]:  # some models label fewer pixels than they see
+        scores = F.interpolate(scores, size=labels.shape[1:], mode="bilinear")
+    sums = F.cross_entropy(scores, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
+    return sums / (labels != IGNORED).sum().clamp(min=1)  # a batch without any labelled pixel costs nothing
 
 
 def token_distance(tokens: Tensor, target: Tensor) -> Tensor:
@@ -52,7 +75,8 @@ def finetune_loss(
     Args:
         config: Weights, temperature and smoothing.
         logits: Of the compressed model.
-        labels: Class numbers, or the mixed distributions of mixup. Not read where `config.labels` is off.
+        labels: Class numbers of images or pixels, or the mixed distributions of mixup. Not read where `config.labels`
+            is off.
         teacher_logits: Of the original; without them the divergence is left out.
         tokens: Output tokens of the chosen blocks of the compressed model.
         teacher_tokens: The same of the original.
@@ -63,12 +87,7 @@ def finetune_loss(
     if config.labels:
         if labels is None:
             raise PmvitError("expected batches of (images, labels), got images alone: tune with labels=False")
-        smoothing = config.label_smoothing
-        if labels.is_floating_point():
-            smoothing = 0.0  # mixup smooths its distributions itself
-        else:
-            check_labels(labels, logits.shape[-1])
-        parts["ce"] = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+        parts["ce"] = cross_entropy(logits, labels, config.label_smoothing)
         total = total + parts["ce"]
     if teacher_logits is not None:
         name = "kl" if has_classes else "cosine"

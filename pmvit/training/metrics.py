@@ -77,7 +77,13 @@ def draw_curves(folder: Path) -> None:
     losses.set(title="training loss", xlabel="step")
     losses.set_ylim(bottom=0)
     losses.legend(frameon=False)
-    known = (("top1", "top-1 (%)", 100), ("cosine", "cosine", 1), ("kl", "KL", 1))
+    known = (
+        ("top1", "top-1 (%)", 100),
+        ("miou", "mIoU (%)", 100),
+        ("cosine", "cosine", 1),
+        ("kl", "KL", 1),
+        ("agreement", "agreement (%)", 100),
+    )
     name, label, scale = next((entry for entry in known if any(entry[0] in line for line in epochs)), known[-1])
     points = [(line["epoch"], line[name] * scale) for line in epochs if name in line]
     if points:

@@ -11,12 +11,14 @@ from torch import nn
 
 from pmvit._cpu import avoid_broken_amx, keep_freed_memory
 from pmvit._modes import check_trainable
-from pmvit.compress import compression_of, decompress, describe, load
+from pmvit.compress import decompress, describe, is_compressed, load
 from pmvit.data.folder import every
+from pmvit.data.pixels import Augmentation, Preparation, pixel_training_data
+from pmvit.data.segmentation import has_masks, open_pairs
 from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
 from pmvit.errors import PmvitError
-from pmvit.evaluation import Evaluation
-from pmvit.loading import num_classes_of, open_loader
+from pmvit.evaluation.validation import evaluation_from
+from pmvit.loading import num_classes_of, open_validation
 from pmvit.models import adapter_for
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.matrices import matrix_parameters
@@ -34,6 +36,7 @@ def finetune(
     output: str | Path | None = None,
     resume: bool = False,
     epoch_images: int | None = None,
+    first_label: int | None = None,
     progress: bool = True,
     command: dict[str, Any] | None = None,
     **options: Any,
@@ -44,10 +47,11 @@ def finetune(
     the best ones are in `output`.
 
     Run by several processes (`accelerate launch`), they share the images of each step; `output` then has to be a folder
-    that all of them see. An uncompressed model is fine-tuned as well, without a teacher unless one is given.
+    that all of them see. An uncompressed model is fine-tuned as well, without a teacher unless one is given. A model
+    that labels pixels learns from images with masks, and from the teacher's distribution at every pixel.
 
     Args:
-        model: What `compress` returned.
+        model: What `compress` or `methods.compress` returned.
         train: The training images: a path as `pmvit finetune --data` takes it, or a loader of `(images, labels)` with a
             length, whose batches are taken as they come: `config.accumulate` of them a step.
         val: Images to validate on after every epoch, likewise.
@@ -56,6 +60,7 @@ def finetune(
         output: A folder for the best model, the last one (`last/`), checkpoints, `metrics.jsonl` and `curves.png`.
         resume: Go on from the last checkpoint in `output`, if there is one.
         epoch_images: How many images make an epoch, for a stream that cannot be counted.
+        first_label: The number of the first class in plain masks.
         progress: Show a progress bar.
         command: JSON data to keep with the run, for whoever resumes it.
 
@@ -72,7 +77,7 @@ def finetune(
         describe(model)  # better found out now than after the last epoch that the model cannot be saved
     if not config.needs_teacher:
         teacher = None
-    elif teacher is None and compression_of(model) is not None:
+    elif teacher is None and is_compressed(model):
         teacher = decompress(copy.deepcopy(model))
     record = RunRecord.of(model, teacher, config, command or {})
     if folder is not None:
@@ -83,8 +88,8 @@ def finetune(
     if accelerator.device.type == "cpu":
         keep_freed_memory()
     process = (accelerator.process_index, accelerator.num_processes)
-    data = training_data(model, train, config, process, epoch_images)
-    validation = _validation_data(model, val, config, process)
+    data = training_data(model, train, config, process, epoch_images, first_label)
+    validation = _validation_data(model, val, config, process, first_label)
     trainer = Trainer(model, teacher, data, config, accelerator, folder)
     try:
         trainer.start(record)
@@ -99,7 +104,7 @@ def _finished(model: nn.Module, folder: Path, record: RunRecord) -> Finetuned:
     model.load_state_dict(load(folder / LAST).state_dict())
     result = dict(record.result or {})
     for name in ("best", "last"):
-        result[name] = Evaluation(**result[name]) if result[name] is not None else None
+        result[name] = evaluation_from(result[name]) if result[name] is not None else None
     return Finetuned(**result)
 
 
@@ -120,7 +125,12 @@ def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) 
 
 
 def training_data(
-    model: nn.Module, train: Any, config: FinetuneConfig, process: tuple[int, int], epoch_images: int | None
+    model: nn.Module,
+    train: Any,
+    config: FinetuneConfig,
+    process: tuple[int, int],
+    epoch_images: int | None,
+    first_label: int | None = None,
 ) -> TrainingData:
     """The batches of this process: of a loader as they come, of a path as the configuration says."""
     if not isinstance(train, (str, Path)):
@@ -131,7 +141,15 @@ def training_data(
             f"expected a batch_size that {process[1]} processes with {config.accumulate} passes each can share; "
             f"got {config.batch_size}"
         )
+    options: dict[str, Any] = {"batch": config.batch_size // passes, "workers": config.workers, "seed": config.seed}
+    options["process"] = process
     data_config = adapter_for(model).data_config(model)
+    classes = adapter_for(model).pixel_classes(model)
+    if classes is not None and (config.labels or has_masks(train)):
+        pairs = open_pairs(train, classes, "train", first_label)
+        return pixel_training_data(pairs, _pixel_augmentation(config, data_config), data_config, **options)
+    if first_label is not None:
+        raise PmvitError(f"first_label is for images with masks; got it for {train}")
     transform = training_transform(
         data_config,
         crop_scale=config.crop_scale,
@@ -144,22 +162,29 @@ def training_data(
         transform,
         data_config,
         num_classes=num_classes_of(model) if config.labels else None,
-        batch=config.batch_size // passes,
-        workers=config.workers,
-        seed=config.seed,
-        process=process,
         epoch_images=epoch_images,
+        **options,
     )
 
 
-def _validation_data(model: nn.Module, val: Any, config: FinetuneConfig, process: tuple[int, int]) -> Any:
+def _pixel_augmentation(config: FinetuneConfig, data_config: dict[str, Any]) -> Augmentation:
+    for name in ("auto_augment", "random_erasing", "mixup", "cutmix"):
+        if getattr(config, name):
+            raise PmvitError(f"{name} is for models that label images; this one labels pixels: leave it off")
+    return Augmentation(Preparation.of(data_config), config.resize_scale, config.hflip, config.color_jitter)
+
+
+def _validation_data(
+    model: nn.Module, val: Any, config: FinetuneConfig, process: tuple[int, int], first_label: int | None
+) -> Any:
     """Batches of this process to validate on: an iterable that can be gone over again and again."""
     if val is None:
         return None
     if not isinstance(val, (str, Path)):
         return val if process[1] == 1 else _Every(val, process)
-    shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": config.workers}
-    return open_loader(model, val, labels=config.labels, batch_size=64 * process[1], **shared)
+    return open_validation(
+        model, val, labels=config.labels, workers=config.workers, process=process, first_label=first_label
+    )
 
 
 class _Every:

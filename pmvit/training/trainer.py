@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,12 +15,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pmvit.compress import load, save
-from pmvit.data.batches import unpack
 from pmvit.data.seeding import seed_all, seed_for
 from pmvit.data.training import TrainingBatch, TrainingData
 from pmvit.errors import PmvitError
-from pmvit.evaluation import Evaluation, evaluate
-from pmvit.evaluation.classification import pooled
+from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.progress import Bar
 from pmvit.training.checkpoint import Checkpoint, Checkpoints
 from pmvit.training.config import FinetuneConfig
@@ -46,8 +44,8 @@ class Finetuned:
 
     steps: int
     best_epoch: int
-    best: Evaluation | None
-    last: Evaluation | None
+    best: AnyEvaluation | None
+    last: AnyEvaluation | None
     broken: dict[str, str] = field(default_factory=dict)
 
 
@@ -73,7 +71,7 @@ class Trainer:
         self.folder = folder
         self.step = 0
         self.best: dict[str, Any] | None = None
-        self.last: Evaluation | None = None
+        self.last: AnyEvaluation | None = None
         self.steps_per_epoch = len(data) // config.accumulate
         if self.steps_per_epoch == 0:
             raise PmvitError(f"expected {config.accumulate} batches or more an epoch, one step; got {len(data)}")
@@ -194,7 +192,7 @@ class Trainer:
                 epoch=epoch,
                 **{name: value for name, value in asdict(self.last).items() if value is not None},
             )
-        quality = self._quality()
+        quality = self.last.quality if self.last is not None else None
         best = self.best["quality"] if self.best is not None else None
         if best is None or quality is None or quality > best:
             evaluation = asdict(self.last) if self.last is not None else None
@@ -210,33 +208,17 @@ class Trainer:
     def _at_end(self) -> bool:
         return self.step == self.total_steps
 
-    def _validate(self, validation: Any) -> Evaluation:
+    def _validate(self, validation: Any) -> AnyEvaluation:
         unlabelled = not self.config.labels or getattr(validation, "has_labels", True) is False
-        batches = _Validation(validation, use_labels=self.config.labels)
         reference = self.learner.teacher if unlabelled else None
-        result = evaluate(self.learner.evaluated, batches, reference=reference, progress=False)
-        return pooled(gather_object([result])) if self.accelerator.num_processes > 1 else result
+        return validate(self.learner.evaluated, validation, reference=reference, use_labels=self.config.labels)
 
     def _validated(self) -> str:
-        if self.last is None:
-            return ""
-        if self.last.top1 is not None:
-            return f", top-1 {self.last.top1:.1%}"
-        if self.last.cosine is not None:
-            return f", cosine {self.last.cosine:.4f}"
-        return f", KL {self.last.kl:.3f}" if self.last.kl is not None else ""
-
-    def _quality(self) -> float | None:
-        """What makes one validation better than another: more top-1 or cosine, or without labels less divergence."""
-        if self.last is None:
-            return None
-        if self.last.top1 is not None or self.last.cosine is not None:
-            return self.last.top1 if self.last.top1 is not None else self.last.cosine
-        return -self.last.kl if self.last.kl is not None else None
+        return f", {self.last.headline}" if self.last is not None else ""
 
     def _finish(self) -> Finetuned:
         best = self.best or {"epoch": self.config.epochs, "evaluation": None}
-        evaluation = Evaluation(**best["evaluation"]) if best["evaluation"] is not None else None
+        evaluation = evaluation_from(best["evaluation"]) if best["evaluation"] is not None else None
         result = Finetuned(self.step, best["epoch"], evaluation, self.last, dict(self.data.broken.files))
         self.learner.finish()
         self._write_on_main("the result", lambda folder: self._write_result(folder, result))
@@ -302,7 +284,7 @@ class Trainer:
         self.learner.restore(checkpoint)
         self.step = state["step"]
         self.best = state["best"]
-        self.last = Evaluation(**state["last"]) if state["last"] is not None else None
+        self.last = evaluation_from(state["last"]) if state["last"] is not None else None
 
     def _write(self, **values: Any) -> None:
         if self._log is not None:
@@ -310,18 +292,3 @@ class Trainer:
         if self.config.log_with is not None:
             numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
             self.accelerator.log(numbers, step=self.step)
-
-
-class _Validation:
-    """The batches to validate on, without their labels if these are not to be used."""
-
-    def __init__(self, batches: Iterable[Any], use_labels: bool) -> None:
-        self.batches = batches
-        self.use_labels = use_labels
-
-    @property
-    def broken(self) -> Any:
-        return getattr(self.batches, "broken", ())
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches) if self.use_labels else (unpack(batch)[0] for batch in self.batches)
