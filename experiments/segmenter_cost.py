@@ -4,9 +4,9 @@
 
 Weights and scores are random: the cost depends on the number of tokens alone. FLOPs are counted for plans with the
 same number of tokens in every block (`local`) and for plans by score (`global`), and once more under other conventions
-of counting, to see which of them the paper may have followed. The time is that of one image in eager PyTorch, the
-models taking turns; the memory is measured in a process a model. Results are kept in `segmenter_cost.json` as they are
-measured, the page is `segmenter_cost.md`. Takes about a quarter of an hour on one core, and 8 GB.
+of counting, to see which of them the paper may have followed. The time is that of one image in eager PyTorch on one
+thread, the models taking turns; the memory is measured in a process a model. Results are kept in `segmenter_cost.json`
+as they are measured, the page is `segmenter_cost.md`. Takes about a quarter of an hour on one core, and 8 GB.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ import gc
 import json
 import multiprocessing
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -39,10 +40,10 @@ from pmvit.files import write_text
 from pmvit.models import adapter_for
 from pmvit.planning.plan import Scope
 from pmvit.runtime.memory import process_memory
-from pmvit.runtime.timing import interleave, speedup
+from pmvit.runtime.timing import speedup
 
 RESULTS = Path(__file__).with_suffix(".json")
-ROUNDS = 5
+ROUNDS = 3
 ORIGINAL = "original"
 MEMORY = ("encoder", "encoder and decoder", "peak")
 
@@ -111,19 +112,20 @@ def compressed(model: nn.Module, keep: float | None, *, inplace: bool) -> nn.Mod
 
 
 def measure_time(results: Results) -> None:
-    """Add rounds until there are enough of them."""
+    """Add rounds, in which the models take turns, until there are enough of them."""
+    torch.set_num_threads(1)
     model = segmenter("cpu")
     models = {ORIGINAL: model, **{str(keep): compressed(model, keep, inplace=False) for keep in PAPER}}
     image = torch.randn(1, 3, SIDE, SIDE)
-    runs = {name: partial(contender, image) for name, contender in models.items()}
-    times: dict[str, list[float]] = results.setdefault("seconds", {name: [] for name in models})
-    results["threads"] = torch.get_num_threads()
+    times: dict[str, list[float]] = results.setdefault("cpu_seconds", {name: [] for name in models})
     with torch.inference_mode():
-        interleave(runs, rounds=0, warmup=1)
-        while len(times[ORIGINAL]) < ROUNDS:
-            for name, (seconds,) in interleave(runs, rounds=1, warmup=0).items():
-                times[name].append(seconds)
-            write(results)
+        for number in range(ROUNDS):
+            for name, contender in models.items():
+                if len(times[name]) == number:
+                    start = time.process_time()
+                    contender(image)
+                    times[name].append(time.process_time() - start)
+                    write(results)
 
 
 def _memory(keep: float | None) -> dict[str, float]:
@@ -159,8 +161,8 @@ def write(results: Results) -> None:
 
 
 def markdown(results: Results) -> str:
-    lines = [PREAMBLE.format(threads=results["threads"], rounds=len(results["seconds"][ORIGINAL]))]
-    titles = ("keep", "GFLOPs, local", "global", "paper", "ours / paper", "seconds", "speed", *MEMORY)
+    lines = [PREAMBLE.format(rounds=len(results["cpu_seconds"][ORIGINAL]))]
+    titles = ("keep", "GFLOPs, local", "global", "paper", "ours / paper", "CPU seconds", "speed", *MEMORY)
     lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in results["flops"]:
         name = ORIGINAL if row["keep"] is None else str(row["keep"])
@@ -171,8 +173,8 @@ def markdown(results: Results) -> str:
             "-" if row["global"] is None else f"{row['global']:.1f}",
             "not given" if row["paper"] is None else str(row["paper"]),
             "-" if row["paper"] is None else f"{row['global'] / row['paper']:.3f}",
-            f"{statistics.median(results['seconds'][name]):.1f}",
-            "1.00x" if name == ORIGINAL else str(speedup(results["seconds"], name, ORIGINAL)),
+            f"{statistics.median(results['cpu_seconds'][name]):.1f}",
+            "1.00x" if name == ORIGINAL else str(speedup(results["cpu_seconds"], name, ORIGINAL)),
             *(f"{memory[part]:,.0f} MB" for part in ("encoder_mb", "whole_mb", "peak_mb")),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -192,8 +194,9 @@ PREAMBLE = """# Segmenter ViT-L/16 at 640 x 640: GFLOPs, time, memory
 `python -m experiments.segmenter_cost` made this page. Mask transformer, 150 classes, random weights and scores; the
 first two and the last two blocks are left alone, prune 0.1. GFLOPs are multiply-accumulates, merge and reconstruct
 included, counted on the graph that runs; `local` plans keep the same number of tokens in every block, `global` ones
-decide by score. Time: one image, eager PyTorch, global plans, {threads} CPU thread(s), {rounds} rounds in turns; the
-speed is the median of the rounds' ratios with its 95 % interval. Memory of a process that holds this model alone: what
+decide by score. Time: of one image in eager PyTorch, global plans, as CPU time of one thread, which other work on the
+machine hardly changes; {rounds} rounds in turns; the speed is the median of the rounds' ratios with its 95 % interval.
+Memory of a process that holds this model alone: what
 running the encoder takes beside the weights, the whole model beside the weights, and the peak with them.
 """
 CONVENTIONS = """The least and the most GFLOPs of plans that keep a share r: the least with the same number of tokens in

@@ -11,7 +11,7 @@ from timm.data.readers.img_extensions import get_img_extensions
 from torch import Tensor, nn
 
 from pmvit._modes import evaluation_mode
-from pmvit.compress import compression_of, decompress
+from pmvit.compress import decompress, is_compressed
 from pmvit.data.folder import Broken, color_mode
 from pmvit.data.pixels import Preparation
 from pmvit.data.segmentation import PairSource, Split, has_masks, open_pairs
@@ -60,8 +60,8 @@ def segment(
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not")
     if images < 1:
         raise PmvitError(f"images: expected 1 or more, got {images}")
-    titles = ("original", "model" if compression_of(model) is None else "compressed")
-    if original is None and compression_of(model) is not None:
+    titles = ("original", "compressed" if is_compressed(model) else "model")
+    if original is None and is_compressed(model):
         original = decompress(copy.deepcopy(model))
         titles = ("original (same weights)", "compressed")
     models = [model] if original is None else [original, model]
