@@ -13,6 +13,7 @@ import ctypes
 import gc
 import json
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -147,6 +148,7 @@ def _above(run: Callable[[], object]) -> float:
 
 
 def measure_memory(results: Results) -> None:
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed is given back, so that the peak is what is needed
     found = results.setdefault("memory", {})
     for keep in (None, *PAPER):
         name = ORIGINAL if keep is None else str(keep)
@@ -197,7 +199,8 @@ included, counted on the graph that runs; `local` plans keep the same number of 
 decide by score. Time: of one image in eager PyTorch, global plans, as CPU time of one thread, which other work on the
 machine hardly changes; {rounds} rounds in turns; the speed is the median of the rounds' ratios with its 95 % interval.
 Memory of a process that holds this model alone: what
-running the encoder takes beside the weights, the whole model beside the weights, and the peak with them.
+running the encoder takes beside the weights, the whole model beside the weights, and the peak with them; the allocator
+gives back at once what is freed (`MALLOC_MMAP_THRESHOLD_=65536`), else freed blocks of many sizes count as well.
 """
 CONVENTIONS = """The least and the most GFLOPs of plans that keep a share r: the least with the same number of tokens in
 all blocks, the most with some blocks kept whole and others emptied. "Off by" is how far the paper's figures, in

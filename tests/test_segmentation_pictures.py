@@ -18,7 +18,7 @@ from pmvit.data.segmentation import open_pairs
 from pmvit.models import adapter_for
 from pmvit.report.colours import NEUTRAL, OKABE_ITO, distances, palette, seen
 from pmvit.report.overlays import BETTER, CHANGED, DIFFERENCES, DIMMED, OPACITY, SAME, WORSE, differences, mask_overlay
-from pmvit.report.panels import MARGIN
+from pmvit.report.panels import LEAST_COLUMN, MARGIN
 from pmvit.report.segmentation import TILE, Segmentation, SegmentedImage
 from pmvit.report.tradeoff import tradeoff_figure
 from tests.helpers import small_vit
@@ -133,6 +133,7 @@ def test_the_legend_has_the_classes_that_are_there() -> None:
     image = SegmentedImage("black.png", Image.new("RGB", (200, 30)), 150, None, labels, None)
     picture = Segmentation((image,)).picture(0)
     legend = picture.crop((0, 80, *picture.size))
+    assert picture.width == MARGIN + 2 * (LEAST_COLUMN + MARGIN)
     assert colours_of(legend) & set(palette(150)) == {palette(150)[0], palette(150)[149]}
 
 

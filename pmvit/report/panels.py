@@ -9,9 +9,9 @@ from pmvit.report.colours import Colour
 
 BACKGROUND: Colour = (250, 250, 250)
 INK, FAINT_INK, FRAME = (25, 25, 25), (95, 95, 95), (170, 170, 170)
-COLUMN = 260  # pixels across a column for which these sizes are meant; letters grow with wider ones, up to a point
+COLUMN, LEAST_COLUMN = 260, 200  # pixels across a column these sizes are meant for, and the least that captions need
 TITLE, TEXT, LINE, MARGIN, SWATCH, GAP = 17, 14, 19, 12, 14, 16
-LARGEST = 4.0
+LARGEST = 4.0  # times these sizes, as columns get wider
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -41,7 +41,8 @@ def lay_out(
     titles: Sequence[str], rows: Sequence[Sequence[Panel]], legends: Mapping[str, Sequence[Entry]]
 ) -> Image.Image:
     """Draw rows of panels under the titles of their columns, and the legends with their names below."""
-    return _Sheet(max(panel.picture.width for row in rows for panel in row)).draw(titles, rows, legends)
+    widest = max(panel.picture.width for row in rows for panel in row)
+    return _Sheet(max(widest, LEAST_COLUMN)).draw(titles, rows, legends)
 
 
 class _Sheet:
