@@ -15,13 +15,13 @@ to compress was chosen on training images. Takes about two hours on two cores.
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import pmvit
@@ -29,7 +29,7 @@ from pmvit.data.pixels import pixel_loader
 from pmvit.data.segmentation import open_pairs
 from pmvit.evaluation.segmentation import PixelCounts, classes_at
 from pmvit.evaluation.sliding import sliding_logits
-from pmvit.files import write_text
+from pmvit.files import write_atomically, write_text
 from pmvit.loading import create_model, open_loader, open_validation
 from pmvit.methods import tome
 from pmvit.methods.budget import tome_r_for
@@ -127,49 +127,55 @@ def tuned(model: nn.Module, variant: Variant) -> nn.Module:
     return pmvit.load(output / "last")
 
 
+def count(name: str, model: nn.Module) -> dict[str, Tensor]:
+    """What is counted on each test image, (images, classes, classes), and the class of every pixel; kept in a file."""
+    path = RUNS / "counts" / f"{name.replace(' ', '-')}.safetensors"
+    if not path.exists():
+        loader = open_validation(model, PETS, labels=True, workers=1, first_label=FIRST_LABEL)
+        counts = PixelCounts(len(CLASSES), torch.device("cpu"))
+        matrices, classes = [], []
+        with torch.inference_mode():
+            for images, labels in track(loader, name, len(loader), show=True):
+                found = classes_at(sliding_logits(model.eval(), images, (224, 224)), tuple(labels.shape[-2:]))
+                matrices.append(counts.add(found, labels))
+                classes.append(found.flatten().to(torch.uint8))
+        tensors = {"matrices": torch.stack(matrices), "classes": torch.cat(classes)}
+        write_atomically(path, lambda temporary: save_file(tensors, temporary))
+    return load_file(path)
+
+
 def measure(models: dict[str, nn.Module]) -> dict[str, Row]:
-    """mIoU of all models on the test images, each with its interval by bootstrap over images."""
-    reference = models["original"]
-    loader = open_validation(reference, PETS, labels=True, workers=1, first_label=FIRST_LABEL)
-    counts = {name: PixelCounts(len(CLASSES), torch.device("cpu")) for name in models}
-    each: dict[str, list[Tensor]] = {name: [] for name in models}
-    same = dict.fromkeys(models, 0)
-    pixels = 0
-    with torch.inference_mode():
-        for images, labels in track(loader, "evaluate", len(loader), show=True):
-            predicted = {
-                name: classes_at(sliding_logits(model, images, (224, 224)), tuple(labels.shape[-2:]))
-                for name, model in models.items()
-            }
-            pixels += labels.numel()
-            for name, classes in predicted.items():
-                each[name].append(counts[name].add(classes, labels))
-                same[name] += int((classes == predicted["original"]).sum())
+    """mIoU of all models on the test images, with intervals by bootstrap over images."""
+    reference = count("original", models["original"])
     rows = {}
-    for name, count in counts.items():
-        interval = bootstrap(each[name], _miou)
-        low_high = {"miou_low": interval.low, "miou_high": interval.high}
-        difference = bootstrap(
-            list(zip(each[name], each["original"], strict=True)),
-            lambda pairs: _miou([own for own, _ in pairs]) - _miou([other for _, other in pairs]),
-        )
+    for name, model in models.items():
+        counted = count(name, model)
+        matrices = counted["matrices"]
+        places = list(range(len(matrices)))
+        miou = bootstrap(places, lambda some, own=matrices: _miou(own[some]))
+        difference = bootstrap(places, lambda some, own=matrices: _miou(own[some]) - _miou(reference["matrices"][some]))
+        total = matrices.sum(0)
         rows[name] = {
-            "miou": count.miou(),
-            **low_high,
+            "miou": miou.median,
+            "miou_low": miou.low,
+            "miou_high": miou.high,
             "difference": tuple(difference),
-            "class_iou": count.class_iou(),
-            "pixel_accuracy": count.pixel_accuracy(),
-            "agreement": same[name] / pixels,
-            "images": len(each[name]),
+            "class_iou": _class_iou(total).tolist(),
+            "pixel_accuracy": float(total.diagonal().sum() / total.sum()),
+            "agreement": float((counted["classes"] == reference["classes"]).double().mean()),
+            "images": len(matrices),
         }
     return rows
 
 
-def _miou(matrices: Sequence[Tensor]) -> float:
+def _class_iou(matrix: Tensor) -> Tensor:
+    right = matrix.diagonal()
+    return right / (matrix.sum(0) + matrix.sum(1) - right)
+
+
+def _miou(matrices: Tensor) -> float:
     """Mean IoU over images, from what was counted on each."""
-    total = torch.stack(list(matrices)).sum(0)
-    right = total.diagonal()
-    return float((right / (total.sum(0) + total.sum(1) - right)).mean())
+    return float(_class_iou(matrices.sum(0)).mean())
 
 
 def measure_speed(models: dict[str, nn.Module]) -> dict[str, Row]:
