@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
+    from pmvit.report.segment import segment
+    from pmvit.report.segmentation import Segmentation
+    from pmvit.report.tradeoff import draw_tradeoff
     from pmvit.runtime.benchmark import Benchmark, benchmark, overhead
     from pmvit.runtime.export import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
@@ -48,12 +51,14 @@ __all__ = [
     "RunResults",
     "ScoreConfig",
     "Scores",
+    "Segmentation",
     "SegmentationEvaluation",
     "Segmenter",
     "benchmark",
     "compress",
     "create_segmenter",
     "decompress",
+    "draw_tradeoff",
     "evaluate",
     "evaluate_segmentation",
     "export",
@@ -66,6 +71,7 @@ __all__ = [
     "run",
     "save",
     "score",
+    "segment",
 ]
 
 _HOMES = {
@@ -77,6 +83,9 @@ _HOMES = {
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "prune_merge": ("PruneMerge",),
+    "report.segment": ("segment",),
+    "report.segmentation": ("Segmentation",),
+    "report.tradeoff": ("draw_tradeoff",),
     "runtime.benchmark": ("Benchmark", "benchmark", "overhead"),
     "runtime.export": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),

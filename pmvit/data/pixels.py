@@ -53,6 +53,10 @@ class Preparation:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (pixels.float() / 255 - mean) / std
 
+    def whole(self, image: Image.Image) -> Tensor:
+        """All of the image, just large enough to cover the model's size."""
+        return self.normalize(_pixels(self.resize(image)))
+
 
 @dataclass(frozen=True)
 class WholeImage:
@@ -61,7 +65,7 @@ class WholeImage:
     preparation: Preparation
 
     def __call__(self, image: Image.Image, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return self.preparation.normalize(_pixels(self.preparation.resize(image))), mask
+        return self.preparation.whole(image), mask
 
 
 @dataclass(frozen=True)
