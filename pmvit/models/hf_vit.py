@@ -66,7 +66,13 @@ class HuggingFaceViT(HuggingFaceModel):
         return TokenLayout((height, width), tower.num_prefix)
 
     def block_names(self, model: Host) -> list[str]:
-        return self.tower(model).blocks
+        names = self.tower(model).blocks
+        if not names:
+            raise PmvitError(
+                f"expected a model with blocks before its queries come in; all {model.config.num_hidden_layers} of this "
+                f"{type(model).__name__} are its decoder (config.num_blocks): there is nothing to compress"
+            )
+        return names
 
     def has_class_token(self, model: Host) -> bool:
         return self.tower(model).has_class_token
