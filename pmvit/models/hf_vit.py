@@ -29,6 +29,7 @@ from pmvit.models.hf_hooks import (
     num_suffix,
     outside_inference_mode,
     reordered,
+    settle_masks,
     without_masking,
 )
 from pmvit.models.hf_model import HuggingFaceModel
@@ -69,8 +70,8 @@ class HuggingFaceViT(HuggingFaceModel):
         names = self.tower(model).blocks
         if not names:
             raise PmvitError(
-                f"expected a model with blocks before its queries come in; all {model.config.num_hidden_layers} of this "
-                f"{type(model).__name__} are its decoder (config.num_blocks): there is nothing to compress"
+                f"expected a model with blocks before its queries come in; all {model.config.num_hidden_layers} of "
+                f"this {type(model).__name__} are its decoder (config.num_blocks): there is nothing to compress"
             )
         return names
 
@@ -91,6 +92,9 @@ class HuggingFaceViT(HuggingFaceModel):
         change = HostChange(embeddings, "random_masking", embeddings.random_masking)
         embeddings.random_masking = without_masking  # MAE shuffles what it does not hide
         return [change]
+
+    def settle(self, model: Host) -> None:
+        settle_masks(model)
 
     def stand_in(self, module: nn.Module, block: nn.Module) -> None:
         suffix = num_suffix(block)

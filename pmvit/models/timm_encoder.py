@@ -1,4 +1,4 @@
-"""What the adapters of models around one of timm's vision transformers have in common: where it stands, who reads it."""
+"""What adapters of models around one of timm's vision transformers have in common: where it stands, who reads it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +23,10 @@ class OnTimmViT(TimmViT):
     def blocks_read(self, model: Host) -> list[int]:
         """The blocks after which the model reads tokens: the last one, unless an adapter says otherwise."""
         return [len(self.encoder(model).blocks) - 1]
+
+    def default_skip(self, model: Host) -> tuple[int, ...]:
+        depth = len(self.encoder(model).blocks)
+        return (0, 1) if depth > 4 else ()  # what they lose, every map that is read later lacks
 
     def layout(self, model: Host) -> TokenLayout:
         return ENCODERS.layout(self.encoder(model))

@@ -4,6 +4,7 @@ from typing import Any
 
 import timm
 from timm.models._features import FeatureGetterNet, feature_take_indices
+from torch import Tensor
 
 from pmvit.models.adapter import register
 from pmvit.models.timm_encoder import ENCODERS, OnTimmViT
@@ -37,3 +38,10 @@ class TimmFeatures(OnTimmViT):
 
     def traits(self, model: Host) -> dict[str, Any]:
         return {**ENCODERS.traits(model.model), "out_indices": self.blocks_read(model)}
+
+
+def select_weights(model: Host, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a classifier's weights that a feature extractor has, under its names."""
+    names = {name: f"{TimmFeatures.path}.{name}" for name in tensors}
+    expected = model.state_dict()
+    return {name: tensors[own] for own, name in names.items() if name in expected}

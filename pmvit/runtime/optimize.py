@@ -74,6 +74,7 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     check_trainable(model)
     adapter = adapter_for(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
+    adapter.settle(model)
     if any(layout.windows is not None for layout in adapter.layouts(model)):
         chain_windows(model, adapter, config.target, config.fuse)
     else:
