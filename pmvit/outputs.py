@@ -22,7 +22,7 @@ NAMES = (
 )
 
 
-LEAST = 1e-6  # share of a class at a pixel below which its logarithm is not followed
+LEAST = 1e-4  # what is added to the share of a class at a pixel: runtimes compute smaller ones differently
 
 Parts = Tensor | tuple[Tensor, ...]
 
@@ -56,7 +56,7 @@ def pixel_scores(classes: Tensor, masks: Tensor) -> Tensor:
     """
     shares = classes.softmax(-1)[..., :-1]
     said = torch.einsum("bqc,bqhw->bchw", shares, masks.sigmoid())
-    return said.clamp(min=LEAST).log() if said.shape[1] > 1 else said.logit(eps=LEAST)
+    return (said + LEAST).log() if said.shape[1] > 1 else said.logit(eps=LEAST)
 
 
 def as_tensor(output: Any) -> Tensor:

@@ -22,6 +22,7 @@ from scripts.sweep import difference, randomise, try_model
 from scripts.sweep_dense import create_dpt, create_features
 from scripts.sweep_models import candidates, reduced_hf
 from tests.helpers import small_plan, small_vit
+from tests.layouts import explicit_scores
 
 smp = pytest.importorskip("segmentation_models_pytorch")
 transformers = pytest.importorskip("transformers")
@@ -33,13 +34,13 @@ TRIED = [
     candidate
     for candidate in candidates()
     if candidate.family in ("hf eomt", "timm features")
-    or (candidate.family == "smp dpt" and any(kind in candidate.name for kind in ("tiny_patch16", "siglip", "dinov3")))
+    or (candidate.family == "smp dpt" and any(kind in candidate.name for kind in ("siglip", "dinov3")))
 ]
 
 
 def dpt(**arguments: Any) -> Any:
     torch.manual_seed(0)
-    model = create_dpt(VIT, **{"classes": 3, **NARROW, **arguments})
+    model = create_dpt("test_vit", **{"classes": 3, **NARROW, **arguments})  # six blocks
     randomise(model)
     return model
 
@@ -143,7 +144,7 @@ def test_feature_maps_of_real_images(data: Path, vit_tiny: nn.Module, real_image
         )
     assert [part.shape for part in expected] == [(4, 192, 14, 14)] * 4
     assert similar[0].min() > 1 - 1e-5
-    assert (similar[1] > similar[2] + 0.05).all()
+    assert (similar[1] > similar[2] + 0.2)[2:].all()
     assert plans[1].layers.keys() == set(range(2, 12))
 
 
@@ -201,10 +202,10 @@ def test_exported_files_give_the_same(kind: str, tmp_path: Path) -> None:
 
 
 def test_blocks_that_nothing_reads_are_left_out() -> None:
-    model = dpt(encoder_depth=2, encoder_output_indices=[3, -6], decoder_intermediate_channels=(8, 8))
+    model = dpt(encoder_depth=2, encoder_output_indices=[1, -2], decoder_intermediate_channels=(8, 8))
     adapter = adapter_for(model)
-    assert [len(names) for names in adapter.runs(model)] == [4, 3]
-    assert len(pmvit.score(model, [(images_for(model), masks_for(model))], progress=False).values) == 7
+    assert [len(names) for names in adapter.runs(model)] == [2, 3]
+    assert len(pmvit.score(model, [(images_for(model), masks_for(model))], progress=False).values) == 5
 
 
 def test_scores_of_masks() -> None:
@@ -286,7 +287,8 @@ def test_a_folder_of_segmentation_models_pytorch(tmp_path: Path) -> None:
 
 
 def test_dpt_on_another_encoder_is_not_known() -> None:
-    model = smp.DPT("tu-swin_tiny_patch4_window7_224", encoder_weights=None, decoder_readout="ignore")
+    with torch.device("meta"):
+        model = smp.DPT("tu-swin_tiny_patch4_window7_224", encoder_weights=None, decoder_readout="ignore")
     with pytest.raises(pmvit.PmvitError, match=r"no adapter knows a segmentation_models_pytorch.*DPT"):
         pmvit.score(model, [])
 
@@ -320,24 +322,47 @@ def test_eomt_keeps_its_decoder(masks: bool) -> None:
     assert [tuple(state.shape) for state in other.hidden_states] == shapes
 
 
-def test_eomt_is_scored_by_pixels() -> None:
-    """By the classes that its own image processor finds, and by the gradient of their cross-entropy."""
+def test_queries_become_classes_of_pixels() -> None:
+    """What stands for its queries are the classes of pixels, as MaskFormer finds them."""
     model = eomt()
-    images, masks = images_for(model), masks_for(model)
+    images = images_for(model)
     with torch.inference_mode():
         output = model(images)
         logits = predict(model, images)
     shares = output.class_queries_logits.softmax(-1)[..., :-1]
     said = torch.einsum("bqc,bqhw->bhwc", shares, output.masks_queries_logits.sigmoid())
-    assert torch.allclose(logits.exp(), said, rtol=1e-4)
+    assert torch.allclose(logits.exp(), said, rtol=1e-3, atol=2e-4)
+    is_said = said.amax(-1) > 1e-6  # elsewhere no query has anything to say
+    assert is_said.float().mean() > 0.8
+    assert torch.equal(logits.argmax(-1)[is_said], said.argmax(-1)[is_said])
     alone = pixel_scores(output.class_queries_logits[..., 1:3], output.masks_queries_logits)
     of_one = output.class_queries_logits[..., 1:3].softmax(-1)[..., 0]
     told = (of_one[..., None, None] * output.masks_queries_logits.sigmoid()).sum(1) > 0.5
     assert torch.equal(alone[:, 0] > 0, told)
+
+
+@pytest.mark.parametrize(
+    ("masks_attention", "dtype", "error"), [(True, torch.float32, 1e-3), (False, torch.float64, 1e-5)]
+)
+def test_scores_of_eomt_are_those_of_explicit_attention(
+    masks_attention: bool, dtype: torch.dtype, error: float
+) -> None:
+    """Eq. 9 by hand, on the maps that transformers returns with `eager` attention.
+
+    Its masks are float32, and with those PyTorch's fused attention on CPUs is wrong in float64.
+    """
+    model = eomt(masks_attention)
+    model.set_attn_implementation("eager")
+    model.to(dtype)
+    images, masks = images_for(model).to(dtype), masks_for(model)
     scores = pmvit.score(model, [(images, masks)], progress=False).values
+    output = model(images, output_attentions=True)
+    logits = logits_of(output)
+    labels = masks[:, 2::4, 2::4]  # of a pixel in the middle of those that share a logit
+    loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+    expected = explicit_scores(loss, list(output.attentions)[:2], 5, 36)
     assert scores.shape == (2, 36)
-    assert scores.min() > 0
-    assert torch.equal(scores, pmvit.score(model, [(images, masks)], progress=False).values)
+    assert (scores - expected).abs().max() < error * expected.max()
 
 
 def test_eomt_needs_blocks_before_its_queries() -> None:
