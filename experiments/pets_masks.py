@@ -230,7 +230,7 @@ def markdown(rows: list[Row]) -> str:
         "# Oxford Pets masks: segmentation with fewer tokens",
         "",
         "`python -m experiments.pets_masks` made this page. Segmenter with a ViT-Tiny/16 encoder at 224 px and a "
-        f"mask transformer; {', '.join(CLASSES)}; {first['images']:,} test images (every second one), at file size. The "
+        f"mask transformer; {', '.join(CLASSES)}; {first['images']:,} test images (every second), at file size. The "
         f"original was trained for {EPOCHS} epochs; every model made of it for {TUNING_EPOCHS} more, with the "
         f"original as teacher (alpha {RECIPE.alpha:g} at every pixel). *prune and merge* compresses all blocks, "
         f"the later the more (`--skip none --layer-decay {LATE['layer_decay']}`); *ends left alone* is the paper's "
