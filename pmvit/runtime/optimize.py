@@ -63,7 +63,8 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     """A copy of a model, compressed or not, that gives the same output faster and can no longer be trained or saved.
 
     Save the model itself, and optimise it after loading. It is for calling: what looks between its blocks, as timm's
-    `forward_intermediates` does, finds tables there instead of tokens.
+    `forward_intermediates` does, finds tables there instead of tokens, unless the model was made with
+    `features_only=True`.
 
     Args:
         model: What `compress` or `load` returned, or an original model. If it reads tokens between its blocks (a
