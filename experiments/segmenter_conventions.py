@@ -37,9 +37,9 @@ class Convention:
     def __str__(self) -> str:
         ours = Convention()
         changes = {
-            f"{self.skip} blocks left alone": self.skip != ours.skip,
+            f"{self.skip or 'no'} blocks left alone": self.skip != ours.skip,
             ("no product" if self.products == 0 else "one product") + " of attention": self.products != ours.products,
-            f"of the decoder {self.decoder}": self.decoder != ours.decoder,
+            "encoder alone" if self.decoder == "nothing" else f"decoder {self.decoder}": self.decoder != ours.decoder,
             "M and R dense": self.dense,
             "pruned tokens taken off r": self.pruned_of_kept,
             "r of the tokens of all blocks": self.of_all,
