@@ -17,7 +17,15 @@ from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.data.pixels import pixel_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.errors import PmvitError
-from pmvit.models import adapter_for, find_adapter, hf_loading, segmenter_checkpoint
+from pmvit.models import (
+    TimmFeatures,
+    adapter_for,
+    find_adapter,
+    hf_loading,
+    segmenter_checkpoint,
+    smp_dpt,
+    timm_features,
+)
 from pmvit.models.segmenter import create_segmenter
 
 
@@ -48,8 +56,9 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
 
     Args:
         name: A folder or file that pmvit saved; one of timm's architectures, or `hf-hub:owner/name` for its hub;
-            `hf:owner/name`, or a folder, for Hugging Face transformers; `torchvision:name`; or `segmenter:name` for a
-            Segmenter on one of timm's vision transformers.
+            `hf:owner/name`, or a folder, for Hugging Face transformers; `torchvision:name`; `segmenter:name` for a
+            Segmenter on one of timm's vision transformers; or a folder that a DPT of segmentation_models_pytorch was
+            saved in.
         weights: A file with the weights; without it the library fetches its pretrained ones.
         arguments: More for `timm.create_model`, `from_pretrained`, torchvision's model or `create_segmenter`. With
             timm the number of classes is taken from the weights if not given; another number gives the model a new
@@ -67,7 +76,7 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
     if Path(name).exists():
         if weights is not None or arguments:
             raise PmvitError(f"{name} is a saved model and brings its weights and arguments; got others beside it")
-        return load(name)
+        return _smp_model(Path(name)) if smp_dpt.is_folder(Path(name)) else load(name)
     tensors = read_weights(Path(weights)) if weights is not None else None
     if library == "torchvision":
         model = _torchvision_model(rest, arguments, pretrained=tensors is None)
@@ -97,13 +106,22 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
             "If it was the download that failed, pass the weights as a file"
         ) from None
     if tensors is not None:
-        if new_head:
+        if isinstance(find_adapter(model), TimmFeatures):
+            tensors = timm_features.select_weights(model, tensors)
+        elif new_head:
             tensors = {
                 **tensors,
                 **{name: value for name, value in model.state_dict().items() if name.startswith("head.")},
             }
         load_tensors(model, tensors, str(weights))
     return model.eval()
+
+
+def _smp_model(folder: Path) -> nn.Module:
+    """A model that `save_pretrained` of segmentation_models_pytorch wrote."""
+    model: nn.Module = smp_dpt.from_folder(folder)
+    load_tensors(model, read_weights(folder / "model.safetensors"), str(folder))
+    return model
 
 
 def _torchvision_model(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module:

@@ -25,8 +25,8 @@ from scripts.sweep_models import FAMILIES, Candidate, candidates
 
 NOT_TRIED = [
     "Not supported: `Siglip2Model` with its own classes (NaFlex: every image of a batch has a grid of its own; the "
-    "checkpoints of fixed size load as `SiglipModel`, which is), and DPT-hybrid (a convolutional stem inside "
-    "transformers).",
+    "checkpoints of fixed size load as `SiglipModel`, which is), DPT-hybrid (a convolutional stem inside "
+    "transformers), and DPT of segmentation_models_pytorch on encoders that are no plain ViT.",
 ]
 
 
@@ -110,7 +110,7 @@ def try_model(candidate: Candidate) -> Outcome:
 
 
 def versions() -> str:
-    names = ("timm", "transformers", "torchvision")
+    names = ("timm", "transformers", "torchvision", "segmentation_models_pytorch")
     return ", ".join(f"{name} {version(name)}" for name in names)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pmvit  # noqa: F401  # lets torchvision import
-from scripts import sweep_swin
+from scripts import sweep_dense, sweep_swin
 
 import timm  # isort: skip  # after pmvit
 import timm.layers
@@ -34,8 +34,10 @@ FAMILIES = {  # what stands in the table, by family: timm's are its modules
     "hf mae": "transformers: ViT-MAE, nothing masked",
     "hf yolos": "transformers: YOLOS",
     "hf dense": "transformers: dense heads on the above (DPT, UperNet, Depth Anything)",
+    "hf eomt": "transformers: EoMT, on DINOv2 and on DINOv3; the blocks before its queries",
     "torchvision": "torchvision: VisionTransformer",
     **sweep_swin.FAMILIES,
+    **sweep_dense.FAMILIES,
 }
 
 
@@ -49,7 +51,8 @@ class Candidate(NamedTuple):
 
 def candidates() -> list[Candidate]:
     """All of them. To add a family, describe it in `FAMILIES` and add a list of its candidates here."""
-    return [*timm_models(), *hf_models(), *torchvision_models(), *starmap(Candidate, sweep_swin.makers(CLASSES))]
+    others = [*sweep_swin.makers(CLASSES), *sweep_dense.makers(CLASSES)]
+    return [*timm_models(), *hf_models(), *torchvision_models(), *starmap(Candidate, others)]
 
 
 def timm_models() -> list[Candidate]:
@@ -107,6 +110,7 @@ SMALL_NECK = {"fusion_hidden_size": 24, "neck_hidden_sizes": [24, 24, 24, 24]}
 NECK = {**SMALL_NECK, "backbone_out_indices": [0, 1, 2, 3]}
 DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 48, "decoder_num_attention_heads": 3}
 UPERNET = {"hidden_size": 24, "auxiliary_in_channels": WIDTH, "auxiliary_channels": 24}
+QUERIES = {**FOUR, "num_blocks": 2, "num_queries": 5}
 TEXT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -187,6 +191,9 @@ HF: list[tuple[str, str, str, dict[str, Any]]] = [
         "UperNetConfig",
         {"backbone_config": ("BeitConfig", PYRAMID), **LABELS, **UPERNET},
     ),
+    ("hf eomt", "EomtForUniversalSegmentation", "EomtConfig", {**LABELS, **QUERIES}),
+    ("hf eomt", "EomtForUniversalSegmentation", "EomtConfig", {"use_swiglu_ffn": True, **LABELS, **QUERIES}),
+    ("hf eomt", "EomtDinov3ForUniversalSegmentation", "EomtDinov3Config", {**LABELS, **QUERIES}),
 ]
 
 

@@ -13,6 +13,8 @@ from pmvit.models.adapter import (
 from pmvit.models.hf_swin import HuggingFaceSwin
 from pmvit.models.hf_vit import HuggingFaceViT
 from pmvit.models.segmenter_adapter import SegmenterAdapter
+from pmvit.models.smp_dpt import SmpDpt
+from pmvit.models.timm_features import TimmFeatures
 from pmvit.models.timm_swin import TimmSwin
 from pmvit.models.timm_vit import TimmViT
 from pmvit.models.torchvision_swin import TorchvisionSwin
@@ -24,6 +26,8 @@ __all__ = [
     "HuggingFaceSwin",
     "HuggingFaceViT",
     "SegmenterAdapter",
+    "SmpDpt",
+    "TimmFeatures",
     "TimmSwin",
     "TimmViT",
     "TokenLayout",

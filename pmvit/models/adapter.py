@@ -155,6 +155,9 @@ class Adapter:
         """How many of the first tokens are read after the blocks; `None` for all of them."""
         return None
 
+    def settle(self, model: nn.Module) -> None:
+        """Make a constant of what decides the course of a model outside its blocks, in a copy that is only to run."""
+
     def inference_block(
         self, block: nn.Module, num_tokens: int, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
     ) -> nn.Module:

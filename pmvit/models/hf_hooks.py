@@ -93,6 +93,14 @@ def without_masking(tokens: Tensor, noise: Tensor | None = None) -> tuple[Tensor
     return tokens, tokens.new_zeros(batch, count), torch.arange(count, device=tokens.device).expand(batch, -1)
 
 
+def settle_masks(model: Host) -> None:
+    """Make numbers of the tensor that says which blocks of EoMT mask attention: a graph cannot ask a tensor."""
+    probabilities = getattr(model, "attn_mask_probs", None)
+    if isinstance(probabilities, Tensor):
+        del model.attn_mask_probs
+        model.attn_mask_probs = probabilities.tolist()
+
+
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
     """No gradients instead of inference mode: transformers keeps position tables that training would then trip over."""

@@ -51,7 +51,7 @@ def load_pretrained(name: str, arguments: dict[str, Any]) -> Host:
         architecture = (config.architectures or ["none"])[0]
         model_class = _model_class(transformers, architecture)
         model, report = model_class.from_pretrained(name, use_safetensors=True, output_loading_info=True, **arguments)
-    except (OSError, ValueError, TypeError, RuntimeError, KeyError) as error:
+    except (ImportError, OSError, ValueError, TypeError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()
         raise PmvitError(
             f"transformers could not load {name!r} with {arguments or 'its defaults'} "
@@ -105,8 +105,11 @@ def build(description: dict[str, Any]) -> Host:
     try:
         made = model_class.config_class.from_dict(config)
         model: Host = model_class._from_config(made, attn_implementation=attention, dtype=torch.float32, **arguments)
-    except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
-        raise PmvitError(f"transformers cannot make {architecture} with {arguments} ({error})") from None
+    except (ImportError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
+        reason = str(error).strip().splitlines()
+        raise PmvitError(
+            f"transformers cannot make {architecture} with {arguments} ({reason[0] if reason else error!r})"
+        ) from None
     if find_adapter(model) is None:
         raise PmvitError(f"expected a model with one of {', '.join(FAMILIES)}; {architecture} has none")
     model.pretrained_cfg = check_fields(description["data"], DATA_KEYS, "the model's data configuration")

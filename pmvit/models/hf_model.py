@@ -9,7 +9,7 @@ from typing import Any
 from pmvit.errors import PmvitError
 from pmvit.models import hf_loading
 from pmvit.models.adapter import Adapter
-from pmvit.models.hf_tower import WITH_LOGITS, Tower
+from pmvit.models.hf_tower import PIXEL_CLASSIFIERS, WITH_LOGITS, Tower
 
 Host = Any  # the models of transformers: nn.Modules whose attributes have no types
 
@@ -43,6 +43,10 @@ class HuggingFaceModel(Adapter, ABC):
 
     def num_classes(self, model: Host) -> int | None:
         return int(model.config.num_labels) if WITH_LOGITS[0] in type(model).__name__ else None
+
+    def pixel_classes(self, model: Host) -> int | None:
+        labels_pixels = any(name in type(model).__name__ for name in PIXEL_CLASSIFIERS)
+        return max(int(model.config.num_labels), 2) if labels_pixels else None  # one logit tells two classes apart
 
     def input_size(self, model: Host) -> tuple[int, int, int]:
         return hf_loading.input_size(model, self.tower(model))

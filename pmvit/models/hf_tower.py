@@ -17,7 +17,8 @@ READ_PREFIX = tuple(
 )
 # Parts of the names of classes that read or change tokens between the blocks.
 READ_BETWEEN = ("Backbone", "SemanticSegmentation", "DepthEstimation", "DPT", "Yolos", "Data2Vec")
-WITH_LOGITS = ("ForImageClassification", "ForSemanticSegmentation", "ForObjectDetection")
+PIXEL_CLASSIFIERS = ("ForSemanticSegmentation", "ForUniversalSegmentation")
+WITH_LOGITS = ("ForImageClassification", *PIXEL_CLASSIFIERS, "ForObjectDetection")
 IMAGE_TOWERS = ("CLIPModel", "SiglipModel", "MetaClip2Model")  # of two, and nothing but the last tokens are read
 TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens", "detection_tokens")
 
@@ -51,6 +52,8 @@ FAMILIES = {  # by the class of the patch embedding
     "SiglipVisionEmbeddings": Family(HALF),
     "YolosEmbeddings": Family(IMAGENET, any_size=True),
     "DPTViTEmbeddings": Family(HALF, any_size=True),
+    "EomtEmbeddings": Family(IMAGENET),
+    "EomtDinov3Embeddings": Family(IMAGENET),
 }
 
 
@@ -105,8 +108,14 @@ def find_tower(model: Host) -> Tower | None:
 
 
 def _last_read(model: Host, host: Host, depth: int) -> int:
-    """How many of the blocks what the model puts out depends on: pyramids may read none of the last ones."""
+    """How many blocks there are to compress, from the first one.
+
+    Pyramids may read nothing of the last ones. The last ones of EoMT are its decoder: queries stand among their tokens,
+    and masks that the tokens themselves predict may part them.
+    """
     name = type(model).__name__
+    if name.startswith("Eomt"):
+        return max(depth - int(model.config.num_blocks), 0)
     if name in ("BeitForSemanticSegmentation", "Data2VecVisionForSemanticSegmentation"):
         return int(max(model.config.out_indices)) - 1  # it counts from the patch embedding, as 1
     if name.startswith("DPTFor") and getattr(model, "backbone", None) is None:

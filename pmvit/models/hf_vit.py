@@ -29,6 +29,7 @@ from pmvit.models.hf_hooks import (
     num_suffix,
     outside_inference_mode,
     reordered,
+    settle_masks,
     without_masking,
 )
 from pmvit.models.hf_model import HuggingFaceModel
@@ -66,7 +67,13 @@ class HuggingFaceViT(HuggingFaceModel):
         return TokenLayout((height, width), tower.num_prefix)
 
     def block_names(self, model: Host) -> list[str]:
-        return self.tower(model).blocks
+        names = self.tower(model).blocks
+        if not names:
+            raise PmvitError(
+                f"expected a model with blocks before its queries come in; all {model.config.num_hidden_layers} of "
+                f"this {type(model).__name__} are its decoder (config.num_blocks): there is nothing to compress"
+            )
+        return names
 
     def has_class_token(self, model: Host) -> bool:
         return self.tower(model).has_class_token
@@ -85,6 +92,9 @@ class HuggingFaceViT(HuggingFaceModel):
         change = HostChange(embeddings, "random_masking", embeddings.random_masking)
         embeddings.random_masking = without_masking  # MAE shuffles what it does not hide
         return [change]
+
+    def settle(self, model: Host) -> None:
+        settle_masks(model)
 
     def stand_in(self, module: nn.Module, block: nn.Module) -> None:
         suffix = num_suffix(block)

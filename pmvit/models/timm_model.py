@@ -25,6 +25,10 @@ class TimmModel(Adapter, ABC):
     def traits(self, model: Host) -> dict[str, Any]:
         """The arguments of `timm.create_model` that can be read off a model."""
 
+    def plain(self, architecture: str) -> Host:
+        """What timm makes of the name of an architecture alone."""
+        return timm.create_model(architecture)
+
     def matches(self, model: Host) -> bool:
         return isinstance(model, self.classes)
 
@@ -43,13 +47,13 @@ class TimmModel(Adapter, ABC):
                 "made by hand"
             )
         with torch.device("meta"):
-            default = self.traits(timm.create_model(architecture))
+            default = self.traits(self.plain(architecture))
         read_off = {name: value for name, value in self.traits(model).items() if value != default[name]}
         arguments = {**read_off, **getattr(model, "built_with", {}), **(arguments or {})}
         description = {"architecture": architecture, "arguments": arguments, "data": self.data_config(model)}
         with torch.device("meta"):
             rebuilt = self.build(description)
-        expected, got = _shapes(model), _shapes(rebuilt)
+        expected, got = shapes_of(model), shapes_of(rebuilt)
         if expected != got:
             differing = sorted(expected.items() ^ got.items())
             raise PmvitError(
@@ -87,5 +91,6 @@ def input_channels(model: Host) -> int:
     return next(m.in_channels for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
 
 
-def _shapes(model: Host) -> dict[str, tuple[int, ...]]:
+def shapes_of(model: Host) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in a model's state, by name."""
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}

@@ -46,7 +46,8 @@ class PlanConfig:
         reconstruct: `residual` or `pinv`.
         attention_bias: Raise attention to a group by the logarithm of its size.
         skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
-            adapter names: none of a classifier, the first two and the last two of a Segmenter.
+            adapter names: none of a classifier, the first two of a feature extractor or DPT, the first two and the
+            last two of a Segmenter.
     """
 
     keep: float | None = None

@@ -61,6 +61,8 @@ def export(
 ) -> Exported:
     """Write a model for a runtime, load it back there, compare it with PyTorch, and only then put it in place.
 
+    A file of a model that returns several feature maps has as many outputs.
+
     Args:
         model: What `compress` or `load` returned, or an original model; a copy is optimised for inference.
         path: The file to write.
@@ -89,7 +91,7 @@ def export(
     calibration, compared = _halves(shown, size or 1) if int8 else (shown, shown)
     plain = copy.deepcopy(model).to("cpu", torch.float32)
     expected = _outputs(plain, compared)
-    ready = as_module(optimize_for_inference(plain, target=runtime.target))
+    ready = as_module(optimize_for_inference(plain, target=runtime.target), apart=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         written = Path(folder) / path.name

@@ -63,7 +63,8 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     """A copy of a model, compressed or not, that gives the same output faster and can no longer be trained or saved.
 
     Save the model itself, and optimise it after loading. It is for calling: what looks between its blocks, as timm's
-    `forward_intermediates` does, finds tables there instead of tokens.
+    `forward_intermediates` does, finds tables there instead of tokens, unless the model was made with
+    `features_only=True`.
 
     Args:
         model: What `compress` or `load` returned, or an original model. If it reads tokens between its blocks (a
@@ -74,20 +75,27 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
     check_trainable(model)
     adapter = adapter_for(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
+    adapter.settle(model)
     if any(layout.windows is not None for layout in adapter.layouts(model)):
         chain_windows(model, adapter, config.target, config.fuse)
     else:
         runs = adapter.runs(model)
         read = adapter.tokens_read(model) if config.tokens == "head" and len(runs) == 1 else None
         for names in runs:
-            if len(runs) == 1 or any(isinstance(model.get_submodule(name), PruneMerge) for name in names):
+            if len(runs) == 1 or any(_can_gain(adapter, model.get_submodule(name)) for name in names):
                 _place_stages(model, adapter, names, read, config)
     if compression_of(model) is not None:
         del model.compression
-    if getattr(model, "grad_checkpointing", False):
-        cast("Any", model).grad_checkpointing = False
+    for module in model.modules():
+        if getattr(module, "grad_checkpointing", False):
+            cast("Any", module).grad_checkpointing = False
     model.inference_config = config  # type: ignore[assignment]  # a record, not a module
     return model.to(next(model.parameters()).device)
+
+
+def _can_gain(adapter: Adapter, block: nn.Module) -> bool:
+    """Whether the passes know what to do with a block."""
+    return isinstance(block, PruneMerge) or adapter.computes_partly(block)
 
 
 def _place_stages(

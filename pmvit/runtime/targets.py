@@ -1,7 +1,8 @@
 """Where a model can run: for each runtime, how its file is written and how it is opened again.
 
 A runtime takes a model in float32 that `optimize_for_inference` has made ready, and gives it back as a function from a
-batch of images to logits, both as tensors. Packages are imported when they are needed.
+batch of images to logits, both as tensors; several feature maps are as many outputs of a file, and one row of the
+tensor. Packages are imported when they are needed.
 """
 
 import importlib
@@ -9,7 +10,7 @@ import io
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from pmvit._cpu import avoid_broken_amx
 from pmvit.errors import PmvitError
 from pmvit.models.adapter import Target
+from pmvit.outputs import as_tensor
 
 Run = Callable[[Tensor], Tensor]
 OPSET = 20  # the first with Gelu, which runtimes then need not recognise in five operators
@@ -99,7 +101,7 @@ class Onnx(Runtime):
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=["images"],
-                output_names=["logits"],
+                output_names=output_names(len(exported.graph_signature.user_outputs)),
                 verbose=False,
             )
             program.save(str(path))
@@ -113,7 +115,7 @@ class Onnx(Runtime):
         # Threads that wait busily take the cores from whatever else runs in the process.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+        return lambda images: joined(map(torch.from_numpy, session.run(None, {"images": images.numpy()})))
 
 
 class OpenVino(Runtime):
@@ -131,7 +133,8 @@ class OpenVino(Runtime):
         with quietly():
             converted = openvino.convert_model(_exported(model, images, any_batch))
             converted.inputs[0].get_tensor().set_names({"images"})
-            converted.outputs[0].get_tensor().set_names({"logits"})
+            for output, name in zip(converted.outputs, output_names(len(converted.outputs)), strict=True):
+                output.get_tensor().set_names({name})
             openvino.save_model(converted, path, compress_to_fp16=False)
 
     def open(self, path: Path, threads: int) -> Run:
@@ -144,7 +147,11 @@ class OpenVino(Runtime):
             "INFERENCE_PRECISION_HINT": "f32",
         }
         request = core.compile_model(core.read_model(path), "CPU", settings).create_infer_request()
-        return lambda images: torch.from_numpy(next(iter(request.infer({0: images.numpy()}).values())).copy())
+
+        def run(images: Tensor) -> Tensor:
+            return joined(torch.from_numpy(output.copy()) for output in request.infer({0: images.numpy()}).values())
+
+        return run
 
 
 class TorchExport(Runtime):
@@ -212,8 +219,7 @@ class ExecuTorch(Runtime):
         method = program.load_method("forward")  # lives only as long as its program
 
         def run(images: Tensor, keep: Any = program) -> Tensor:
-            output: Tensor = method.execute([images.contiguous()])[0]
-            return output.clone()
+            return joined(output.clone() for output in method.execute([images.contiguous()]))
 
         return run
 
@@ -235,24 +241,34 @@ class LiteRt(Runtime):
 
         interpreter = Interpreter(str(path), num_threads=threads)
         interpreter.allocate_tensors()
-        (given,), (returned,) = interpreter.get_input_details(), interpreter.get_output_details()
+        (given,), returned = interpreter.get_input_details(), interpreter.get_output_details()
 
         def run(images: Tensor) -> Tensor:
             interpreter.set_tensor(given["index"], images.numpy())
             interpreter.invoke()
-            return torch.from_numpy(interpreter.get_tensor(returned["index"]))
+            return joined(torch.from_numpy(interpreter.get_tensor(output["index"])) for output in returned)
 
         return run
 
 
-def inferring(module: Callable[[Tensor], Tensor]) -> Run:
+def inferring(module: Callable[[Tensor], Any]) -> Run:
     """A PyTorch module as the other runtimes are: called in inference mode."""
 
     def run(images: Tensor) -> Tensor:
         with torch.inference_mode():
-            return module(images)
+            return as_tensor(module(images))
 
     return run
+
+
+def output_names(count: int) -> list[str]:
+    """What the outputs of a file are called: logits, or features by number if there are several."""
+    return ["logits"] if count == 1 else [f"features_{number}" for number in range(count)]
+
+
+def joined(outputs: Iterable[Tensor]) -> Tensor:
+    """What a runtime returned as one tensor: several feature maps as one row for each image."""
+    return as_tensor(tuple(outputs))
 
 
 RUNTIMES: dict[str, Runtime] = {
