@@ -28,6 +28,7 @@ COLOURS = tuple(
     f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE)
 )
 MARKERS = "os^Dvp"
+TOO_CLOSE = 25  # pixels between points that share a label
 
 
 class Measured(NamedTuple):
@@ -117,7 +118,7 @@ def tradeoff_figure(
 
 def _draw_panel(axes: "Axes", points: Sequence[Point], cost: str) -> None:
     lines: dict[tuple[str, str | None], list[Point]] = {}
-    for point in sorted(points, key=lambda point: point.costs[cost].value):
+    for point in sorted(points, key=lambda point: (point.keep or 0, point.costs[cost].value)):
         lines.setdefault((point.name, point.stage), []).append(point)
     methods = [key for key in dict.fromkeys((p.name, p.stage) for p in points) if not _is_original(lines[key][0])]
     names = list(dict.fromkeys(name for name, _ in methods))
@@ -134,13 +135,25 @@ def _draw_panel(axes: "Axes", points: Sequence[Point], cost: str) -> None:
         marker = MARKERS[place % len(MARKERS)]
         line = lines[name, stage]
         _draw_line(axes, line, cost, color=colour, marker=marker, label=label, **style)
-        aside = (5, -11) if line[0].quality.value < line[-1].quality.value else (5, 4)  # of a line that rises, or falls
-        for point in line:
-            if point.keep is not None:
-                at = (point.costs[cost].value, point.quality.value)
-                axes.annotate(f"{point.keep:g}", at, aside, textcoords="offset points", color=colour, size=8)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+    _label_points(axes, [lines[key] for key in methods], cost)
+
+
+def _label_points(axes: "Axes", lines: Sequence[Sequence[Point]], cost: str) -> None:
+    """Write `keep` beside the points; once where points of the same share are close to each other."""
+    axes.autoscale_view()
+    written: list[tuple[float, float, float]] = []
+    for line in lines:
+        rises = (line[0].costs[cost].value < line[-1].costs[cost].value) == (line[0].quality < line[-1].quality)
+        for point in line:
+            at = (point.costs[cost].value, point.quality.value)
+            x, y = axes.transData.transform(at)
+            near = [keep for left, top, keep in written if math.hypot(x - left, y - top) < TOO_CLOSE]
+            if point.keep is not None and point.keep not in near:
+                written.append((x, y, point.keep))
+                aside = (5, -11) if rises else (5, 4)
+                axes.annotate(f"{point.keep:g}", at, aside, textcoords="offset points", color="0.3", size=8)
 
 
 def _draw_line(axes: "Axes", line: Sequence[Point], cost: str, **style: Any) -> None:
