@@ -211,7 +211,7 @@ NOTES = """None of these ways of counting meets all three figures, whatever the 
 counted, the cheapest plans cost more than the paper prints; its figures would take shares of {shares}. With the encoder
 alone, even the dearest plan at r 0.8 costs less. Of the readings that leave four blocks alone, as the paper does, and
 count all that runs, two come within 2 %: pruned tokens taken off r, and r as the share of the tokens of all 24 blocks,
-so that the 20 compressed ones keep fewer than r. With so many combinations for three figures, to be close proves little.
+so that the 20 compressed ones keep fewer than r. With so many combinations for three figures, closeness proves little.
 The figures are also more curved in r than attention can explain: from 0.8 to 0.7 they fall by 72, from 0.7 to 0.5 by 46
 for each tenth.
 
