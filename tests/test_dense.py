@@ -15,7 +15,7 @@ from pmvit.loading import create_model, open_loader
 from pmvit.models import adapter_for
 from pmvit.outputs import logits_of, parts_of, pixel_scores, predict
 from pmvit.prune_merge import PruneMerge
-from pmvit.runtime.contenders import in_place_plan
+from pmvit.runtime.contenders import contender, in_place_plan
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.stages import Stage
 from scripts.sweep import difference, randomise, try_model
@@ -23,6 +23,7 @@ from scripts.sweep_dense import create_dpt, create_features
 from scripts.sweep_models import candidates, reduced_hf
 from tests.helpers import small_plan, small_vit
 from tests.layouts import explicit_scores
+from tests.segmenters import small_segmenter
 
 smp = pytest.importorskip("segmentation_models_pytorch")
 transformers = pytest.importorskip("transformers")
@@ -199,6 +200,20 @@ def test_exported_files_give_the_same(kind: str, tmp_path: Path) -> None:
     for got, wanted in zip(map(torch.from_numpy, outputs), expected, strict=True):
         assert got.shape == wanted.shape
         assert difference(got, wanted) < 1e-4
+
+
+@pytest.mark.parametrize("kind", [*MAKERS, "segmenter"])
+def test_what_is_benchmarked_reads_the_grid(kind: str) -> None:
+    """Also where tokens are sliced away: the decoder gets as many as it expects."""
+    model = small_segmenter() if kind == "segmenter" else MAKERS[kind]()
+    images = images_for(model)
+    small = pmvit.compress(model, small_plan(model))
+    with torch.inference_mode():
+        expected = predict(model, images)
+        for name in ("original-optimized", "bound", "direct"):
+            got = predict(contender(name, small, "eager"), images)
+            assert got.shape == expected.shape
+            assert (difference(got, expected) < 1e-5) == (name == "original-optimized")
 
 
 def test_blocks_that_nothing_reads_are_left_out() -> None:
