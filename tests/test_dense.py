@@ -15,7 +15,7 @@ from pmvit.loading import create_model, open_loader
 from pmvit.models import adapter_for
 from pmvit.outputs import logits_of, parts_of, pixel_scores, predict
 from pmvit.prune_merge import PruneMerge
-from pmvit.runtime.contenders import in_place_plan
+from pmvit.runtime.contenders import contender, in_place_plan
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.stages import Stage
 from scripts.sweep import difference, randomise, try_model
@@ -23,6 +23,7 @@ from scripts.sweep_dense import create_dpt, create_features
 from scripts.sweep_models import candidates, reduced_hf
 from tests.helpers import small_plan, small_vit
 from tests.layouts import explicit_scores
+from tests.segmenters import small_segmenter
 
 smp = pytest.importorskip("segmentation_models_pytorch")
 transformers = pytest.importorskip("transformers")
@@ -30,12 +31,12 @@ transformers = pytest.importorskip("transformers")
 VIT = "vit_tiny_patch16_224"
 NARROW: dict[str, Any] = {"img_size": (64, 96)}  # 4 x 6 patches
 EOMT = {"num_labels": 3, "num_hidden_layers": 4, "num_blocks": 2, "num_queries": 5}
-TRIED = [
-    candidate
-    for candidate in candidates()
-    if candidate.family in ("hf eomt", "timm features")
-    or (candidate.family == "smp dpt" and any(kind in candidate.name for kind in ("siglip", "dinov3")))
-]
+KINDS = {  # the others are the same to an adapter; `python -m scripts.sweep` tries all
+    "hf eomt": ("EomtForUniversalSegmentation", "EomtDinov3ForUniversalSegmentation"),
+    "timm features": ("vit_relpos_small_patch16_224", "beit_base_patch16_224", "vit_small_patch16_dinov3"),
+    "smp dpt": ("vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"),
+}
+TRIED = [candidate for candidate in candidates() if candidate.name in KINDS.get(candidate.family, ())]
 
 
 def dpt(**arguments: Any) -> Any:
@@ -183,11 +184,11 @@ def test_saved_models_come_back(kind: str, tmp_path: Path) -> None:
         assert torch.equal(predict(pmvit.decompress(loaded), images), predict(model, images))
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", ["features", "dpt"])
 def test_exported_files_give_the_same(kind: str, tmp_path: Path) -> None:
     """`export` compares the numbers; here, that maps stay apart and have their shapes."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = MAKERS[kind]()
+    model = features(depth=2, out_indices=(0, 1)) if kind == "features" else dpt()
     small = pmvit.compress(model, small_plan(model))
     images = images_for(model, 3)
     assert pmvit.export(small, tmp_path / "small.onnx").max_error < 1e-4
@@ -199,6 +200,28 @@ def test_exported_files_give_the_same(kind: str, tmp_path: Path) -> None:
     for got, wanted in zip(map(torch.from_numpy, outputs), expected, strict=True):
         assert got.shape == wanted.shape
         assert difference(got, wanted) < 1e-4
+
+
+def test_eomt_becomes_a_graph(tmp_path: Path) -> None:
+    """Which of its blocks mask attention is a tensor, which no graph can ask."""
+    model = eomt()
+    small = pmvit.compress(model, small_plan(model))
+    assert pmvit.export(small, tmp_path / "small.pt2").max_error < 1e-4
+    assert isinstance(small.attn_mask_probs, Tensor)  # only the copy that was written has numbers
+
+
+@pytest.mark.parametrize("kind", [*MAKERS, "segmenter"])
+def test_what_is_benchmarked_reads_the_grid(kind: str) -> None:
+    """Also where tokens are sliced away: the decoder gets as many as it expects."""
+    model = small_segmenter() if kind == "segmenter" else MAKERS[kind]()
+    images = images_for(model)
+    small = pmvit.compress(model, small_plan(model))
+    with torch.inference_mode():
+        expected = predict(model, images)
+        for name in ("original-optimized", "bound", "direct"):
+            got = predict(contender(name, small, "eager"), images)
+            assert got.shape == expected.shape
+            assert (difference(got, expected) < 1e-5) == (name == "original-optimized")
 
 
 def test_blocks_that_nothing_reads_are_left_out() -> None:

@@ -53,7 +53,8 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
     model = copy.deepcopy(model)
     adapter = adapter_for(model)
     runs, layouts = adapter.runs(model), _layouts(adapter, model)
-    is_whole = len(runs) > 1  # what lies between two runs needs all tokens: those that were sliced away come back
+    # What lies between two runs, or labels pixels, needs all tokens: those that were sliced away come back.
+    is_whole = len(runs) > 1 or adapter.pixel_classes(model) is not None
     for names in runs:
         for name in names:
             block, tokens = _inside(model, name, layouts[name])
