@@ -155,7 +155,7 @@ def test_plans_for_other_windows_are_refused() -> None:
 
 def test_what_does_not_serve_swin_says_so() -> None:
     model = small_swin()
-    with pytest.raises(pmvit.PmvitError, match="expected a timm VisionTransformer with plain blocks for ToMe; got a"):
+    with pytest.raises(pmvit.PmvitError, match="expected a timm VisionTransformer with plain blocks, or a Segmenter"):
         tome(model, 8)
     with pytest.raises(pmvit.PmvitError, match="needs a class token"):
         scored(model, scorer="class_attn")
