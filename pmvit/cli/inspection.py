@@ -14,6 +14,7 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from pmvit.data.folder import FolderLoader
     from pmvit.evaluation.segmentation import SegmentationEvaluation
+    from pmvit.evaluation.validation import AnyEvaluation
 
 
 @app.command()
@@ -77,12 +78,6 @@ def evaluate(
         raise PmvitError(f"stride and first_label are for models that label pixels; {model} does not")
     loader = open_loader(network, data, batch_size=batch_size, workers=workers, strict=strict)
     result = pmvit.evaluate(network, loader, reference=original)
-    if as_json:
-        print_json({**asdict(result), "broken_files": {str(k): v for k, v in loader.broken.files.items()}})
-        return
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column(f"{result.images} images")
-    table.add_column(str(model), justify="right")
     rows = {
         "top-1": (result.top1, "{:.2%}"),
         "  standard error": (result.top1_error, "{:.2%}"),
@@ -93,21 +88,10 @@ def evaluate(
         "KL from it": (result.kl, "{:.4f}"),
         "cosine to it": (result.cosine, "{:.4f}"),
     }
-    for name, (value, form) in rows.items():
-        if value is not None:
-            table.add_row(name, form.format(value))
-    console.print(table)
-    if loader.broken:
-        console.print(loader.broken.summary(), style="yellow")
+    _show(result, rows, loader, model, as_json)
 
 
 def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader", model: Path, as_json: bool) -> None:
-    if as_json:
-        print_json({**asdict(result), "broken_files": {str(k): v for k, v in loader.broken.files.items()}})
-        return
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column(f"{result.images} images")
-    table.add_column(str(model), justify="right")
     rows = {
         "mIoU": (result.miou, "{:.2%}"),
         "pixel accuracy": (result.pixel_accuracy, "{:.2%}"),
@@ -121,6 +105,23 @@ def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader",
         "images a second": (result.fps, "{:.1f}"),
         "images a second uncompressed": (result.reference_fps, "{:.1f}"),
     }
+    _show(result, rows, loader, model, as_json)
+
+
+def _show(
+    result: "AnyEvaluation",
+    rows: dict[str, tuple[float | None, str]],
+    loader: "FolderLoader",
+    model: Path,
+    as_json: bool,
+) -> None:
+    """What was measured, as JSON or as a table of those rows that have a number; and what could not be read."""
+    if as_json:
+        print_json({**asdict(result), "broken_files": {str(k): v for k, v in loader.broken.files.items()}})
+        return
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column(f"{result.images} images")
+    table.add_column(str(model), justify="right")
     for name, (value, form) in rows.items():
         if value is not None:
             table.add_row(name, form.format(value))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import ColorJitter
 
 from pmvit.data.batches import IGNORED, resize_labels
 from pmvit.data.folder import FolderLoader, Prepared, begin_worker, color_mode
-from pmvit.data.seeding import seed_for, seeded
 from pmvit.data.segmentation import PairSource
 from pmvit.data.sources import BROKEN_IMAGE
-from pmvit.data.training import SourceData
+from pmvit.data.training import Augmented, SourceData
 
 PixelTransform = Callable[[Image.Image, Tensor], tuple[Tensor, Tensor]]
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -130,7 +130,7 @@ class Augmentation:
         return pixels[area], labels[area]
 
 
-def prepare_pair(source: PairSource, index: int, transform: PixelTransform, mode: str) -> Prepared:
+def prepare_pair(source: PairSource, transform: PixelTransform, mode: str, index: int) -> Prepared:
     """Decode and transform an image and its mask; if the image is broken, say why instead of raising."""
     sample = source.sample(index)
     try:
@@ -151,26 +151,7 @@ class _Pairs(Dataset[Prepared]):
         return len(self.source)
 
     def __getitem__(self, index: int) -> Prepared:
-        return prepare_pair(self.source, index, self.transform, self.mode)
-
-
-class _AugmentedPairs(Dataset[Prepared]):
-    """Pairs by (epoch, number), each augmented from a seed of its own."""
-
-    def __init__(self, source: PairSource, transform: PixelTransform, mode: str, seed: int) -> None:
-        self.source = source
-        self.transform = transform
-        self.mode = mode
-        self.seed = seed
-        self.name = source.name
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, key: tuple[int, int]) -> Prepared:
-        epoch, index = key
-        with seeded(seed_for(self.seed, epoch, index), restore=get_worker_info() is None):
-            return prepare_pair(self.source, index, self.transform, self.mode)
+        return prepare_pair(self.source, self.transform, self.mode, index)
 
 
 def pixel_loader(
@@ -232,5 +213,6 @@ def pixel_training_data(
     process: tuple[int, int] = (0, 1),
 ) -> SourceData:
     """Training batches of images as bytes and the labels of their pixels, the same again from any point of a run."""
-    pairs = _AugmentedPairs(source, augmentation, color_mode(data_config), seed)
-    return SourceData(pairs, batch=batch, workers=workers, seed=seed, process=process)
+    prepare_one = partial(prepare_pair, source, augmentation, color_mode(data_config))
+    images = Augmented(source.name, len(source), prepare_one, seed)
+    return SourceData(images, batch=batch, workers=workers, seed=seed, process=process)

@@ -4,9 +4,10 @@ Every random choice is drawn from a seed of its own: the order of an epoch from 
 image from (seed, epoch, image). So a run that is resumed sees what it would have seen, whatever the number of workers.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -147,33 +148,26 @@ def collate(items: list[Prepared]) -> tuple[Tensor, Tensor | None, list[str], di
     return images, stack_labels(labels), [item.name for item in chosen], broken
 
 
-class AugmentedImages(Protocol):
+class Augmented(Dataset[Prepared]):
     """Images by (epoch, number), each augmented from a seed of its own."""
 
-    name: str
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: tuple[int, int]) -> Prepared: ...
-
-
-class _Augmented(Dataset[Prepared]):
-    """Images of a source by (epoch, number), each augmented from a seed of its own."""
-
-    def __init__(self, source: Source, transform: Transform, mode: str, seed: int) -> None:
-        self.source = source
-        self.transform = transform
-        self.mode = mode
+    def __init__(self, name: str, count: int, prepare_one: Callable[[int], Prepared], seed: int) -> None:
+        self.name = name
+        self.count = count
+        self.prepare_one = prepare_one
         self.seed = seed
-        self.name = source.name
 
     def __len__(self) -> int:
-        return len(self.source)
+        return self.count
 
     def __getitem__(self, key: tuple[int, int]) -> Prepared:
         epoch, index = key
         with seeded(seed_for(self.seed, epoch, index), restore=get_worker_info() is None):
-            return prepare(self.source[index], self.transform, self.mode)
+            return self.prepare_one(index)
+
+
+def _prepare_one(source: Source, transform: Transform, mode: str, index: int) -> Prepared:
+    return prepare(source[index], transform, mode)
 
 
 class _EpochBatches:
@@ -204,7 +198,7 @@ class SourceData:
 
     def __init__(
         self,
-        images: AugmentedImages,
+        images: Augmented,
         *,
         batch: int,
         workers: int,
@@ -219,7 +213,7 @@ class SourceData:
                 f"expected at least {batch * process[1]} images, one batch; got {images.name}: lower the batch size"
             )
         self._loader = DataLoader(
-            cast("Dataset[Prepared]", images),
+            images,
             batch_sampler=self._batches,
             num_workers=workers,
             collate_fn=collate,
@@ -389,7 +383,8 @@ def open_training_data(
     options: dict[str, Any] = {"batch": batch, "workers": workers, "seed": seed, "process": process}
     mode = color_mode(data_config)
     if not isinstance(source, Stream):
-        return SourceData(_Augmented(source, transform, mode, seed), **options)
+        images = Augmented(source.name, len(source), partial(_prepare_one, source, transform, mode), seed)
+        return SourceData(images, **options)
     if epoch_images is None:
         epoch_images = source.count()
     if epoch_images is None:
