@@ -28,10 +28,12 @@ def structure(model: nn.Module) -> tuple[Any, ...]:
     return (*modules, *((name, *value.shape) for name, value in model.state_dict().items()))
 
 
-def test_every_architecture_of_the_families(capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m scripts.sweep` tries all; here, of those that are the same at reduced size, one."""
+def test_every_fourth_architecture_of_the_families(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m scripts.sweep` tries all; here every fourth, and of those that are the same at reduced size, one."""
     different: dict[tuple[Any, ...], Candidate] = {}
-    candidates = timm_models()
+    everything = timm_models()
+    assert len(everything) > 250
+    candidates = everything[::4]
     for candidate in candidates:
         model = candidate.make()
         different.setdefault(structure(model), candidate._replace(make=partial(identity, model)))
@@ -40,8 +42,7 @@ def test_every_architecture_of_the_families(capsys: pytest.CaptureFixture[str]) 
     with capsys.disabled():
         print(f"\n{len(candidates)} timm architectures, {len(different)} different, {len(failures)} fail")
     assert not failures
-    assert len(candidates) > 250
-    assert len(different) > 100
+    assert len(different) > 30
 
 
 def identity(model: nn.Module) -> nn.Module:
