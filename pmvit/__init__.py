@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pmvit.models.segmenter import Segmenter, create_segmenter
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
+    from pmvit.pricing import PriceConfig, Prices, price
     from pmvit.prune_merge import PruneMerge
     from pmvit.runtime.benchmark import Benchmark, benchmark, overhead
     from pmvit.runtime.export import Exported, export
@@ -44,6 +45,8 @@ __all__ = [
     "Plan",
     "PlanConfig",
     "PmvitError",
+    "PriceConfig",
+    "Prices",
     "PruneMerge",
     "RunResults",
     "ScoreConfig",
@@ -63,6 +66,7 @@ __all__ = [
     "optimize_for_inference",
     "overhead",
     "plan",
+    "price",
     "run",
     "save",
     "score",
@@ -76,6 +80,7 @@ _HOMES = {
     "models.segmenter": ("Segmenter", "create_segmenter"),
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
+    "pricing": ("PriceConfig", "Prices", "price"),
     "prune_merge": ("PruneMerge",),
     "runtime.benchmark": ("Benchmark", "benchmark", "overhead"),
     "runtime.export": ("Exported", "export"),

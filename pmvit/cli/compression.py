@@ -9,20 +9,23 @@ from pmvit.cli.common import (
     app,
     console,
     follow_paper,
+    measurements_file,
     meter,
     open_model,
     pairs,
     plan_options_of,
     print_info,
     processes,
+    read_measurements,
+    run_price,
     run_score,
-    scores_file,
 )
 from pmvit.cli.options import (
     DATA_HELP,
     MASK_OPTIONS,
     MASKS_HELP,
     PLAN_OPTIONS,
+    PRICE_OPTIONS,
     SCORE_OPTIONS,
     SEGMENTER_OPTIONS,
     BatchSize,
@@ -69,9 +72,30 @@ def score(
 
 
 @app.command()
+@with_options(PRICE_OPTIONS, SEGMENTER_OPTIONS)
+def price(
+    model: ModelName,
+    data: Data,
+    output: Output,
+    weights: WeightsFile = None,
+    model_arg: ModelArguments = None,
+    data_arg: DataArguments = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
+    device: Device = "cpu",
+    **options: Any,
+) -> None:
+    """Measure what merging tokens costs in each block, without labels; write the prices as JSON."""
+    here = processes(device)
+    network = open_model(model, weights, model_arg, data_arg, here.device, given(options, SEGMENTER_OPTIONS))
+    prices = run_price(network, data, output, options, here, batch_size=batch_size, workers=workers)
+    console.print(f"prices from {prices.images} images: {output}")
+
+
+@app.command()
 @with_options({name: option for name, option in PLAN_OPTIONS.items() if name != "speedup"})
 def plan(
-    scores: Annotated[Path, typer.Argument(help="Scores written by `pmvit score`.")],
+    scores: Annotated[Path, typer.Argument(help="What `pmvit score` or `pmvit price` wrote.")],
     output: Output,
     paper: Paper = False,
     **options: Any,
@@ -80,7 +104,7 @@ def plan(
     import pmvit
     from pmvit.planning.drawing import table
 
-    made = pmvit.plan(pmvit.Scores.load(scores), **plan_options_of({**options, "speedup": None}, paper))
+    made = pmvit.plan(read_measurements(scores), **plan_options_of({**options, "speedup": None}, paper))
     made.save(output)
     console.print(table(made))
     console.print(made.draw(console.width))
@@ -88,12 +112,12 @@ def plan(
 
 
 @app.command()
-@with_options(PLAN_OPTIONS, SCORE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
+@with_options(PLAN_OPTIONS, SCORE_OPTIONS, PRICE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
 def compress(
     model: ModelName,
     output: Output,
     data: Annotated[str | None, typer.Option("--data", help=f"Images to score on. {DATA_HELP} {MASKS_HELP}")] = None,
-    scores: Annotated[Path | None, typer.Option("--scores", help="Scores made before, instead of --data.")] = None,
+    scores: Annotated[Path | None, typer.Option("--scores", help="Scores or prices, instead of --data.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="A plan made before, instead of --data.")] = None,
     weights: WeightsFile = None,
     model_arg: ModelArguments = None,
@@ -114,8 +138,12 @@ def compress(
     plan_options = plan_options_of(options, paper)
     if plan is not None and plan_options:
         raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")
-    if data is None and (unused := given(options, SCORE_OPTIONS)):
-        raise PmvitError(f"{', '.join(unused)}: nothing is scored without --data")
+    is_measured = options["method"] == "measured"
+    unused = given(options, SCORE_OPTIONS if is_measured else PRICE_OPTIONS)
+    if unused:
+        raise PmvitError(f"{', '.join(unused)}: not used by the method {'measured' if is_measured else 'scored'}")
+    if data is None and (unused := given(options, {**SCORE_OPTIONS, **PRICE_OPTIONS})):
+        raise PmvitError(f"{', '.join(unused)}: nothing is measured without --data")
     follow_paper(options, paper)
     here = processes(device)
     check_output(output)
@@ -126,13 +154,14 @@ def compress(
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
-        made = pmvit.plan(pmvit.Scores.load(scores), measure=meter(network), **plan_options)
+        made = pmvit.plan(read_measurements(scores), measure=meter(network), **plan_options)
     else:
         reading = {"batch_size": batch_size, "workers": workers}
-        measured = run_score(network, cast("str", data), scores_file(output), options, here, **reading)
+        run, name = (run_price, "prices") if is_measured else (run_score, "scores")
+        source = run(network, cast("str", data), measurements_file(output, name), options, here, **reading)
         if not here.is_main:
             return
-        made = pmvit.plan(measured, measure=meter(network), **plan_options)
+        made = pmvit.plan(source, measure=meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
     pmvit.save(small, output, arguments=pairs("--model-arg", model_arg))
     print_info(made, before=pmvit.flops(network), after=pmvit.flops(small))
