@@ -17,7 +17,7 @@ from pmvit.models import adapter_for
 from pmvit.planning import predicted_macs
 from pmvit.planning.measured import merged_layer, rank_merges, rising_slopes
 from pmvit.pricing import Merge
-from pmvit.pricing.merging import neighbours, order_merges
+from pmvit.pricing.merging import mirrored, neighbours, order_merges
 from pmvit.pricing.recorder import EffectRecorder
 from pmvit.pricing.run import probe
 from tests.helpers import small_vit
@@ -145,6 +145,19 @@ def test_memory_and_batches_make_no_difference(images: Tensor, prices: pmvit.Pri
     by_batch = pmvit.price(small_vit(), loader, images=5, progress=False)
     assert by_batch.images == 5
     assert by_batch.merges != prices.merges
+
+
+def test_mirror_images_count_alike(images: Tensor, prices: pmvit.Prices) -> None:
+    effects = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(8))
+    swapped = mirrored(effects, (2, 3))
+    assert torch.equal(mirrored(swapped, (2, 3)), effects)
+    assert torch.equal(swapped[:, 0, 4], effects[:, 2, 4])  # the first row's ends change places, middles stay
+    everything = torch.ones(6, 6, dtype=torch.bool)
+    both, other = (torch.cat(pair) for pair in ((effects, swapped), (swapped, effects)))
+    assert [merge.price for merge in order_merges(both, everything)] == pytest.approx(
+        [merge.price for merge in order_merges(other, everything)], rel=1e-4
+    )
+    assert pmvit.price(small_vit(), [images], mirror=False, progress=False).merges != prices.merges
 
 
 def test_slopes_are_those_of_the_hull() -> None:

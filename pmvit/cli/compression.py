@@ -1,4 +1,4 @@
-"""From a model to a compressed one: `score`, `plan`, `compress`."""
+"""From a model to a compressed one: `score`, `price`, `plan`, `compress`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -139,11 +139,11 @@ def compress(
     if plan is not None and plan_options:
         raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")
     is_measured = options["method"] == "measured"
-    unused = given(options, SCORE_OPTIONS if is_measured else PRICE_OPTIONS)
-    if unused:
-        raise PmvitError(f"{', '.join(unused)}: not used by the method {'measured' if is_measured else 'scored'}")
-    if data is None and (unused := given(options, {**SCORE_OPTIONS, **PRICE_OPTIONS})):
-        raise PmvitError(f"{', '.join(unused)}: nothing is measured without --data")
+    own, others = (PRICE_OPTIONS, SCORE_OPTIONS) if is_measured else (SCORE_OPTIONS, PRICE_OPTIONS)
+    if unused := given(options, others):
+        raise PmvitError(f"{', '.join(unused)}: expected with --method {'scored' if is_measured else 'measured'} alone")
+    if data is None and (unused := given(options, own)):
+        raise PmvitError(f"{', '.join(unused)}: nothing is {'priced' if is_measured else 'scored'} without --data")
     follow_paper(options, paper)
     here = processes(device)
     check_output(output)

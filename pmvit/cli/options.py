@@ -43,8 +43,11 @@ SCORE_OPTIONS = {
     ],
 }
 PRICE_OPTIONS = {
-    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 256 if not given.")],
+    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 512 if not given.")],
     "groups": Annotated[str | None, typer.Option(help="measured: groups of neighbours (default) or of any tokens.")],
+    "mirror": Annotated[
+        bool | None, typer.Option("--mirror/--no-mirror", help="measured: mirror images count as well (default).")
+    ],
 }
 PLAN_OPTIONS = {
     "method": Annotated[str | None, typer.Option(help="scored (Eq. 9; default) or measured (priced merges).")],

@@ -1,11 +1,20 @@
 """From prices to a plan: the cheapest merges of all blocks, per multiply-accumulate that they save."""
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
 from pmvit.cost import BlockCost
 from pmvit.planning.plan import LayerPlan
 from pmvit.pricing import Merge, Prices
+
+
+def merged_layers(prices: Prices, layers: list[int], keep: float) -> dict[int, LayerPlan]:
+    """The plans of these blocks that keep this share of their patch tokens by the cheapest merges, at least one each."""
+    ranked = rank_merges(prices, layers)
+    done = Counter(ranked[: round((1 - keep) * len(layers) * prices.num_patches)])
+    return {layer: merged_layer(prices.merges[layer][: done[layer]], prices.grid) for layer in layers}
 
 
 def rank_merges(prices: Prices, layers: list[int]) -> list[int]:

@@ -1,7 +1,6 @@
 """From scores to a plan: Algorithms 1 and 2 of the paper, with every choice open. From prices to a plan: ours."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -12,7 +11,7 @@ from torch import Tensor
 from pmvit.cost import elementwise_macs
 from pmvit.errors import PmvitError
 from pmvit.planning.grouping import group_layer
-from pmvit.planning.measured import merged_layer, rank_merges
+from pmvit.planning.measured import merged_layers
 from pmvit.planning.plan import Grouping, LayerPlan, Method, Plan, Scope, Weights, record
 from pmvit.pricing import Prices
 from pmvit.prune_merge import Reconstruct
@@ -203,12 +202,10 @@ def plan_from_prices(prices: Prices, config: PlanConfig, keep: float) -> Plan:
     """The plan that keeps this share of the patch tokens by the cheapest merges; every block keeps at least one."""
     config = replace(config, method="measured", skip=prices.skip if config.skip is None else config.skip)
     layers = compressed_layers(prices.depth, config.skip or ())
-    ranked = rank_merges(prices, layers)
-    done = Counter(ranked[: round((1 - keep) * len(layers) * prices.num_patches)])
     return Plan(
         grid=prices.grid,
         depth=prices.depth,
-        layers={layer: merged_layer(prices.merges[layer][: done[layer]], prices.grid) for layer in layers},
+        layers=merged_layers(prices, layers, keep),
         reconstruct=config.reconstruct,
         attention_bias=config.attention_bias,
         made_by={"plan": record(config), "prices": {**record(prices.config), "images": prices.images}},

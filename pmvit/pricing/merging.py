@@ -70,3 +70,9 @@ def neighbours(grid: tuple[int, int]) -> Tensor:
     rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
     places = torch.stack([rows.flatten(), columns.flatten()], 1)
     return (places[:, None] - places).abs().sum(-1) == 1
+
+
+def mirrored(effects: Tensor, grid: tuple[int, int]) -> Tensor:
+    """What the effects would be if left and right of every image changed places."""
+    order = torch.arange(grid[0] * grid[1]).view(grid).flip(1).flatten()
+    return effects[:, order][:, :, order]

@@ -22,13 +22,16 @@ class PriceConfig:
     Attributes:
         images: Images to use at most; a loader that ends earlier ends the measurement.
         groups: Of `neighbours` in the grid, beside or above each other; or of `any` tokens.
+        mirror: Whether an image and its mirror image count alike, as in most photographs: twice the evidence for no
+            more passes.
         memory: Gigabytes that may be filled with measurements. If those of all blocks take more, the images pass
             several times, for some of the blocks each time.
         seed: Of the random directions in which the output is differentiated.
     """
 
-    images: int = 256
+    images: int = 512
     groups: Groups = "neighbours"
+    mirror: bool = True
     memory: float = 2.0
     seed: int = 0
 

@@ -17,7 +17,7 @@ from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
 from pmvit.models.adapter import TokenLayout
 from pmvit.outputs import predict
-from pmvit.pricing.merging import neighbours, order_merges
+from pmvit.pricing.merging import mirrored, neighbours, order_merges
 from pmvit.pricing.prices import Merge, PriceConfig, Prices
 from pmvit.pricing.recorder import EffectRecorder
 from pmvit.progress import track
@@ -73,7 +73,9 @@ def price(
         states.enter_context(adapter.for_scoring(model))
         for layers in parts:
             effects = _effects(model, blocks, layouts[0], layers, _counted(batches, shown), config.seed)
-            merges += [order_merges(effects[row], near) for row in range(len(layers))]
+            for effect in effects:
+                evidence = torch.cat([effect, mirrored(effect, layouts[0].grid)]) if config.mirror else effect
+                merges.append(order_merges(evidence, near))
     next(shown, None)
     return Prices(
         merges=tuple(merges),
