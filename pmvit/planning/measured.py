@@ -11,7 +11,7 @@ from pmvit.pricing import Merge, Prices
 
 
 def merged_layers(prices: Prices, layers: list[int], keep: float) -> dict[int, LayerPlan]:
-    """The plans of these blocks that keep this share of their patch tokens by the cheapest merges, at least one each."""
+    """Keep this share of the patch tokens of these blocks by the cheapest merges, and at least one in each block."""
     ranked = rank_merges(prices, layers)
     done = Counter(ranked[: round((1 - keep) * len(layers) * prices.num_patches)])
     return {layer: merged_layer(prices.merges[layer][: done[layer]], prices.grid) for layer in layers}
