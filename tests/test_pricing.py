@@ -21,6 +21,7 @@ from pmvit.pricing.merging import mirrored, neighbours, order_merges
 from pmvit.pricing.recorder import EffectRecorder
 from pmvit.pricing.run import probe
 from tests.helpers import small_vit
+from tests.swins import small_swin
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def test_no_other_allocation_of_as_many_flops_is_cheaper() -> None:
     cost = ModelCost(10, tuple(BlockCost(1000 * scale, 0, 0, 1) for scale in (1, 3)))
     rows = [tuple(Merge(0, step, float(price)) for step, price in enumerate(row, 1)) for row in ([1, 2, 6], [2, 5, 9])]
     prices = pmvit.Prices(tuple(rows), (2, 2), 0, cost, pmvit.PriceConfig(), 1, "test", "nothing")
-    ranked = rank_merges(prices, [0, 1])
+    ranked = rank_merges(prices, (0, 1))
     totals = [[sum(merge.price for merge in row[:done]) for done in range(4)] for row in rows]
     for count in range(7):
         done = [ranked[:count].count(0), ranked[:count].count(1)]
@@ -219,6 +220,8 @@ def test_mistakes_get_one_line(prices: pmvit.Prices, images: Tensor) -> None:
         pmvit.price(model, [images * torch.nan], progress=False)
     with pytest.raises(pmvit.PmvitError, match="price the original"):
         pmvit.price(pmvit.compress(model, pmvit.plan(prices, keep=0.5)), [images])
+    with pytest.raises(pmvit.PmvitError, match="a SwinTransformer attends inside windows: plan from scores"):
+        pmvit.price(small_swin(), [images])
     with pytest.raises(pmvit.PmvitError, match="images: expected a number above 0"):
         replace(prices.config, images=0)
 

@@ -1,6 +1,7 @@
 """From prices to a plan: the cheapest merges of all blocks, per multiply-accumulate that they save."""
 
 from collections import Counter
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,12 +13,13 @@ from pmvit.pricing import Merge, Prices
 
 def merged_layers(prices: Prices, layers: list[int], keep: float) -> dict[int, LayerPlan]:
     """Keep this share of the patch tokens of these blocks by the cheapest merges, and at least one in each block."""
-    ranked = rank_merges(prices, layers)
+    ranked = rank_merges(prices, tuple(layers))
     done = Counter(ranked[: round((1 - keep) * len(layers) * prices.num_patches)])
     return {layer: merged_layer(prices.merges[layer][: done[layer]], prices.grid) for layer in layers}
 
 
-def rank_merges(prices: Prices, layers: list[int]) -> list[int]:
+@lru_cache(maxsize=4)  # a budget is searched for with the same prices
+def rank_merges(prices: Prices, layers: tuple[int, ...]) -> list[int]:
     """The blocks in the order in which they do their next merge: cheapest price per multiply-accumulate saved first.
 
     So the best plan with a number of merges does the first so many of this list.

@@ -15,12 +15,11 @@ from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
-from pmvit.models.adapter import TokenLayout
 from pmvit.outputs import predict
 from pmvit.pricing.merging import mirrored, neighbours, order_merges
 from pmvit.pricing.prices import Merge, PriceConfig, Prices
 from pmvit.pricing.recorder import EffectRecorder
-from pmvit.progress import track
+from pmvit.progress import Bar
 from pmvit.prune_merge import PruneMerge
 
 
@@ -62,7 +61,6 @@ def price(
     blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
     images = sum(map(len, batches))
     parts = list(_parts(len(blocks), images, layouts[0].num_patches, config.memory))
-    shown = iter(track(range(len(parts) * len(batches)), "price", len(parts) * len(batches), show=progress))
     near = torch.ones(2 * (layouts[0].num_patches,), dtype=torch.bool)
     if config.groups == "neighbours":
         near = neighbours(layouts[0].grid)
@@ -71,12 +69,16 @@ def price(
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
         states.enter_context(adapter.for_scoring(model))
+        bar = states.enter_context(Bar("price", len(parts) * len(batches), show=progress))
         for layers in parts:
-            effects = _effects(model, blocks, layouts[0], layers, _counted(batches, shown), config.seed)
+            recorder = EffectRecorder(blocks, layouts[0], layers)
+            try:
+                effects = _effects(model, recorder, batches, config.seed, bar)
+            finally:
+                recorder.remove_hooks()
             for effect in effects:
                 evidence = torch.cat([effect, mirrored(effect, layouts[0].grid)]) if config.mirror else effect
                 merges.append(order_merges(evidence, near))
-    next(shown, None)
     return Prices(
         merges=tuple(merges),
         grid=layouts[0].grid,
@@ -104,36 +106,28 @@ def probe(output: Tensor, is_logits: bool, generator: torch.Generator) -> Tensor
     return direction - probabilities * direction.sum(-1, keepdim=True)
 
 
-def _effects(
-    model: nn.Module,
-    blocks: list[nn.Module],
-    layout: TokenLayout,
-    layers: list[int],
-    batches: Iterator[Tensor],
-    seed: int,
-) -> Tensor:
-    """`E` of some layers for all images, (layers, images, patches, patches)."""
+def _effects(model: nn.Module, recorder: EffectRecorder, batches: list[Tensor], seed: int, bar: Bar) -> Tensor:
+    """`E` of the recorder's layers for all images, (layers, images, patches, patches)."""
     is_logits = adapter_for(model).gives_logits(model)
     generator = torch.Generator().manual_seed(seed)
-    recorder = EffectRecorder(blocks, layout, layers)
     device = next(model.parameters()).device
-    collected = []
-    try:
-        for images in batches:
-            with torch.inference_mode(False), torch.enable_grad():
-                with recorder:
-                    output = predict(model, images.to(device))
-                (probe(output, is_logits, generator) * output).sum().backward()
-            collected.append(recorder.collect())
-            for layer, effect in zip(layers, collected[-1], strict=True):
-                if not torch.isfinite(effect).all():
-                    raise PmvitError(
-                        f"block {layer}: what is measured is not finite: does the model give finite logits for these "
-                        "images?"
-                    )
-    finally:
-        recorder.remove_hooks()
-    return torch.cat(collected, dim=1)
+    num_patches = recorder.layout.num_patches
+    effects = torch.empty(len(recorder.layers), sum(map(len, batches)), num_patches, num_patches)
+    done = 0
+    for images in batches:
+        with torch.inference_mode(False), torch.enable_grad():
+            with recorder:
+                output = predict(model, images.to(device))
+            (probe(output, is_logits, generator) * output).sum().backward()
+        effects[:, done : done + len(images)] = recorder.collect()
+        for layer, effect in zip(recorder.layers, effects[:, done : done + len(images)], strict=True):
+            if not torch.isfinite(effect).all():
+                raise PmvitError(
+                    f"block {layer}: what is measured is not finite: does the model give finite logits for these images?"
+                )
+        done += len(images)
+        bar.advance()
+    return effects
 
 
 def _first_images(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
@@ -144,13 +138,6 @@ def _first_images(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
         yield images
         if count <= 0:
             return
-
-
-def _counted(batches: list[Tensor], shown: Iterator[int]) -> Iterator[Tensor]:
-    """The batches, each of which moves the progress bar."""
-    for batch in batches:
-        next(shown)
-        yield batch
 
 
 def _parts(depth: int, images: int, num_patches: int, gigabytes: float) -> Iterator[list[int]]:
