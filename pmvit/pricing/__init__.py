@@ -6,9 +6,9 @@ group changes, this is its *error*, a number for each image; half the mean squar
 the divergence of the compressed model's predictions from the original's. So the price of a merge is what it adds to
 the squared errors, in nats, and prices of different blocks can be compared and added up.
 
-All that the errors of all possible groups of a block depend on is one matrix an image, `E[i, j] = g_i . y_j` summed
-over keys, values and updates: a group G has the error `sum of E[i, j] over i, j in G / |G| - sum of E[i, i]`. It needs
-one forward and one backward pass an image and no labels.
+All that the errors of all possible groups of a block depend on is a matrix for each image, `E[i, j] = g_i . y_j`: a
+group G has the error `sum of E[i, j] over i, j in G / |G| - sum of E[i, i]`. There are two of them, one of the keys and
+one of values and updates together. It takes one forward and one backward pass an image and no labels.
 """
 
 from pmvit.pricing.prices import Merge, PriceConfig, Prices

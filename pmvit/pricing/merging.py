@@ -10,18 +10,20 @@ class Clusters:
     """The groups of one block, each named by its first token, and the price of merging any two of them.
 
     Args:
-        effects: `E[i, j]` of every image, (images, tokens, tokens).
+        effects: `E[i, j]` of every image, (kinds, images, tokens, tokens). The errors of different kinds add up as
+            squares: that they cancel on a few images does not mean that they will on others.
         near: Which tokens may be merged: (tokens, tokens), symmetric.
     """
 
     def __init__(self, effects: Tensor, near: Tensor) -> None:
-        num_tokens = effects.shape[1]
-        effects = effects.permute(1, 2, 0)  # images last: what is read together then lies together
+        num_tokens = effects.shape[-1]
+        self.factor = 0.5 / effects.shape[1]
+        effects = effects.flatten(0, 1).permute(1, 2, 0)  # images last: what is read together then lies together
         self.between = (effects + effects.transpose(0, 1)).contiguous()  # sums of E from one group to another and back
         self.own = effects.diagonal(dim1=0, dim2=1).T.contiguous()  # the sum of E[i, i] of each group
         self.within = self.own.clone()  # the sum of E inside each group
         self.sizes = torch.ones(num_tokens)
-        self.squares = torch.zeros(num_tokens)  # the mean squared error of each group
+        self.spent = torch.zeros(num_tokens)  # half the mean squared error of each group
         self.near = near.clone().fill_diagonal_(False)
         self.prices = torch.stack([self._row(group) for group in range(num_tokens)])
 
@@ -31,7 +33,7 @@ class Clusters:
         others = torch.nonzero(self.near[group]).flatten()
         sums = self.within[group] + self.within[others] + self.between[group, others]
         errors = sums / (self.sizes[group] + self.sizes[others])[:, None] - self.own[group] - self.own[others]
-        prices[others] = (errors.square().mean(1) - self.squares[group] - self.squares[others]) / 2
+        prices[others] = self.factor * errors.square().sum(1) - self.spent[group] - self.spent[others]
         return prices
 
     def merge_cheapest(self) -> Merge | None:
@@ -41,7 +43,7 @@ class Clusters:
         price = float(self.prices[first, second])
         if price == torch.inf:
             return None
-        self.squares[first] += self.squares[second] + 2 * price
+        self.spent[first] += self.spent[second] + price
         self.within[first] += self.within[second] + self.between[first, second]
         self.own[first] += self.own[second]
         self.sizes[first] += self.sizes[second]
@@ -75,4 +77,4 @@ def neighbours(grid: tuple[int, int]) -> Tensor:
 def mirrored(effects: Tensor, grid: tuple[int, int]) -> Tensor:
     """What the effects would be if left and right of every image changed places."""
     order = torch.arange(grid[0] * grid[1]).view(grid).flip(1).flatten()
-    return effects[:, order][:, :, order]
+    return effects[..., order, :][..., order]

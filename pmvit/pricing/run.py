@@ -77,7 +77,7 @@ def price(
             finally:
                 recorder.remove_hooks()
             for effect in effects:
-                evidence = torch.cat([effect, mirrored(effect, layouts[0].grid)]) if config.mirror else effect
+                evidence = torch.cat([effect, mirrored(effect, layouts[0].grid)], dim=1) if config.mirror else effect
                 merges.append(order_merges(evidence, near))
     return Prices(
         merges=tuple(merges),
@@ -107,23 +107,23 @@ def probe(output: Tensor, is_logits: bool, generator: torch.Generator) -> Tensor
 
 
 def _effects(model: nn.Module, recorder: EffectRecorder, batches: list[Tensor], seed: int, bar: Bar) -> Tensor:
-    """`E` of the recorder's layers for all images, (layers, images, patches, patches)."""
+    """`E` of the recorder's layers for all images, (layers, 2, images, patches, patches)."""
     is_logits = adapter_for(model).gives_logits(model)
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     num_patches = recorder.layout.num_patches
-    effects = torch.empty(len(recorder.layers), sum(map(len, batches)), num_patches, num_patches)
+    effects = torch.empty(len(recorder.layers), 2, sum(map(len, batches)), num_patches, num_patches)
     done = 0
     for images in batches:
         with torch.inference_mode(False), torch.enable_grad():
             with recorder:
                 output = predict(model, images.to(device))
             (probe(output, is_logits, generator) * output).sum().backward()
-        effects[:, done : done + len(images)] = recorder.collect()
-        for layer, effect in zip(recorder.layers, effects[:, done : done + len(images)], strict=True):
+        effects[:, :, done : done + len(images)] = recorder.collect()
+        for layer, effect in zip(recorder.layers, effects[:, :, done : done + len(images)], strict=True):
             if not torch.isfinite(effect).all():
                 raise PmvitError(
-                    f"block {layer}: what is measured is not finite: does the model give finite logits for these images?"
+                    f"block {layer}: what is measured is not finite: are the logits of these images finite?"
                 )
         done += len(images)
         bar.advance()
@@ -142,7 +142,7 @@ def _first_images(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
 
 def _parts(depth: int, images: int, num_patches: int, gigabytes: float) -> Iterator[list[int]]:
     """The blocks in turns, as many at a time as fit into memory."""
-    size = 4 * images * num_patches**2
+    size = 4 * 2 * images * num_patches**2
     at_once = max(int(gigabytes * 1e9 / size), 1)
     for start in range(0, depth, at_once):
         yield list(range(start, min(start + at_once, depth)))
