@@ -103,8 +103,7 @@ def run(
             scores.save(source)
             partial.unlink(missing_ok=True)
     if is_main and not (folder / COMPRESSED / CONFIG_FILE).exists():
-        measured = Prices.load(source) if is_measured else Scores.load(source)
-        made = plan(measured, planning, measure=measure)
+        made = plan(Prices.load(source) if is_measured else Scores.load(source), planning, measure=measure)
         save(compress(model, made, learn=learn), folder / COMPRESSED, arguments=arguments)
     wait_for_all()
     small = load(folder / COMPRESSED)

@@ -91,9 +91,14 @@ def follow_paper(options: dict[str, Any], paper: bool) -> None:
         options["abs_per_sample"] = False
 
 
-def measurements_file(output: Path, name: str) -> Path:
-    """Where the scores or prices of a compressed model go: into its folder, or beside its file."""
-    return output.with_suffix(f".{name}.json") if output.suffix == ".safetensors" else output / f"{name}.json"
+def scores_file(output: Path) -> Path:
+    """Where the scores of a compressed model go: into its folder, or beside its file."""
+    return output.with_suffix(".scores.json") if output.suffix == ".safetensors" else output / "scores.json"
+
+
+def prices_file(output: Path) -> Path:
+    """Where the prices of a compressed model go: into its folder, or beside its file."""
+    return output.with_suffix(".prices.json") if output.suffix == ".safetensors" else output / "prices.json"
 
 
 def read_measurements(path: Path) -> "Scores | Prices":

@@ -9,16 +9,17 @@ from pmvit.cli.common import (
     app,
     console,
     follow_paper,
-    measurements_file,
     meter,
     open_model,
     pairs,
     plan_options_of,
+    prices_file,
     print_info,
     processes,
     read_measurements,
     run_price,
     run_score,
+    scores_file,
 )
 from pmvit.cli.options import (
     DATA_HELP,
@@ -44,7 +45,9 @@ from pmvit.cli.options import (
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
+    from pmvit.pricing import Prices
     from pmvit.prune_merge import Learn
+    from pmvit.scoring import Scores
 
 
 @app.command()
@@ -157,8 +160,11 @@ def compress(
         made = pmvit.plan(read_measurements(scores), measure=meter(network), **plan_options)
     else:
         reading = {"batch_size": batch_size, "workers": workers}
-        run, name = (run_price, "prices") if is_measured else (run_score, "scores")
-        source = run(network, cast("str", data), measurements_file(output, name), options, here, **reading)
+        source: Scores | Prices
+        if is_measured:
+            source = run_price(network, cast("str", data), prices_file(output), options, here, **reading)
+        else:
+            source = run_score(network, cast("str", data), scores_file(output), options, here, **reading)
         if not here.is_main:
             return
         made = pmvit.plan(source, measure=meter(network), **plan_options)
