@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pmvit.models.segmenter import Segmenter, create_segmenter
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
+    from pmvit.pricing import PriceConfig, Prices, price
     from pmvit.prune_merge import PruneMerge
     from pmvit.report.segment import segment
     from pmvit.report.segmentation import Segmentation
@@ -47,6 +48,8 @@ __all__ = [
     "Plan",
     "PlanConfig",
     "PmvitError",
+    "PriceConfig",
+    "Prices",
     "PruneMerge",
     "RunResults",
     "ScoreConfig",
@@ -68,6 +71,7 @@ __all__ = [
     "optimize_for_inference",
     "overhead",
     "plan",
+    "price",
     "run",
     "save",
     "score",
@@ -82,6 +86,7 @@ _HOMES = {
     "models.segmenter": ("Segmenter", "create_segmenter"),
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
+    "pricing": ("PriceConfig", "Prices", "price"),
     "prune_merge": ("PruneMerge",),
     "report.segment": ("segment",),
     "report.segmentation": ("Segmentation",),

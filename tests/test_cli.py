@@ -109,6 +109,23 @@ def test_steps_one_by_one_give_the_same(compressed: Path, images: Path, tmp_path
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (compressed / "model.safetensors").read_bytes()
 
 
+def test_a_measured_plan_in_one_go_or_step_by_step(images: Path, tmp_path: Path) -> None:
+    model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
+    result = pmvit_command(
+        *("compress", *model, "--data", images, "--method", "measured", "--images", 40, "--flops-share", 0.7),
+        *("--groups", "any", "-o", tmp_path / "out"),
+    )
+    assert result.returncode == 0, result.stderr
+    result = pmvit_command("plan", tmp_path / "out/prices.json", "--flops-share", 0.7, "-o", tmp_path / "plan.json")
+    assert result.returncode == 0, result.stderr
+    prices = pmvit.Prices.load(tmp_path / "out/prices.json")
+    assert prices.images == 40
+    assert prices.config.groups == "any"
+    first, second = (pmvit.Plan.load(tmp_path / name) for name in ("out/plan.json", "plan.json"))
+    assert first.layers == second.layers
+    assert pmvit.flops(pmvit.load(tmp_path / "out")).macs <= 0.7 * prices.cost.macs
+
+
 def test_a_single_file_and_foreign_classes(images: Path, tmp_path: Path) -> None:
     """Scores without labels do not care how many class folders there are."""
     few = tmp_path / "images" / "only"
@@ -153,6 +170,23 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         (
             ("compress", "{out}", "--scores", "s", "--loss", "entropy", "--keep", "0.5", "-o", "y"),
             "loss: nothing is scored",
+        ),
+        (
+            (
+                "compress",
+                "{out}",
+                "--data",
+                "x",
+                "--method",
+                "measured",
+                "--loss",
+                "entropy",
+                "--keep",
+                "0.5",
+                "-o",
+                "y",
+            ),
+            "loss: expected with --method scored alone",
         ),
         (
             ("compress", "{out}", "--data", "x", "--keep", "0.5", "-o", "{out}/plan.json"),

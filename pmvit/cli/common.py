@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pmvit.cli.options import PLAN_OPTIONS, SCORE_OPTIONS, given
+from pmvit.cli.options import PLAN_OPTIONS, PRICE_OPTIONS, SCORE_OPTIONS, given
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pmvit.cost import Flops
     from pmvit.planning import Plan
+    from pmvit.pricing import Prices
     from pmvit.scoring import Scores
 
 app = typer.Typer(
@@ -97,6 +98,23 @@ def follow_paper(options: dict[str, Any], paper: bool) -> None:
 def scores_file(output: Path) -> Path:
     """Where the scores of a compressed model go: into its folder, or beside its file."""
     return output.with_suffix(".scores.json") if output.suffix == ".safetensors" else output / "scores.json"
+
+
+def prices_file(output: Path) -> Path:
+    """Where the prices of a compressed model go: into its folder, or beside its file."""
+    return output.with_suffix(".prices.json") if output.suffix == ".safetensors" else output / "prices.json"
+
+
+def read_measurements(path: Path) -> "Scores | Prices":
+    """The scores or the prices in a file, whichever it says it has."""
+    import pmvit
+    from pmvit.pricing.prices import FORMAT
+
+    try:
+        has_prices = json.loads(path.read_text(encoding="utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, TypeError, KeyError):
+        has_prices = False  # and what else is wrong with the file, loading it will say
+    return pmvit.Prices.load(path) if has_prices else pmvit.Scores.load(path)
 
 
 def plan_options_of(options: dict[str, Any], paper: bool) -> dict[str, Any]:
@@ -184,6 +202,21 @@ def run_score(
     if loader.broken:
         console.print(loader.broken.summary(), style="yellow")
     return scores
+
+
+def run_price(
+    model: "nn.Module", data: str, output: Path, options: dict[str, Any], here: Processes, **reading: Any
+) -> "Prices":
+    """Price merges and write the prices."""
+    import pmvit
+    from pmvit.loading import open_loader
+
+    loader = open_loader(model, data, labels=False, shuffle=True, **reading)
+    prices = pmvit.price(model, loader, progress=here.is_main, **given(options, PRICE_OPTIONS))
+    prices.save(output)
+    if loader.broken:
+        console.print(loader.broken.summary(), style="yellow")
+    return prices
 
 
 def print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:

@@ -42,7 +42,15 @@ SCORE_OPTIONS = {
         bool | None, typer.Option("--abs-per-sample/--abs-per-batch", help="Where scores are made absolute.")
     ],
 }
+PRICE_OPTIONS = {
+    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 512 if not given.")],
+    "groups": Annotated[str | None, typer.Option(help="measured: groups of neighbours (default) or of any tokens.")],
+    "mirror": Annotated[
+        bool | None, typer.Option("--mirror/--no-mirror", help="measured: mirror images count as well (default).")
+    ],
+}
 PLAN_OPTIONS = {
+    "method": Annotated[str | None, typer.Option(help="scored (Eq. 9; default) or measured (priced merges).")],
     "keep": Annotated[float | None, typer.Option(help="Share of the patch tokens to keep.")],
     "prune": Annotated[float | None, typer.Option(help="Share of the patch tokens to prune; the rest merge.")],
     "gflops": Annotated[float | None, typer.Option(help="Budget in GFLOPs (MACs), instead of --keep.")],
