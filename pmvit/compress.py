@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pmvit._modes import check_trainable
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document, write_atomically, write_text
+from pmvit.methods.base import apply, method_from, method_of, remove
 from pmvit.models import Adapter, HostChange, adapter_for, adapter_of_family
 from pmvit.outputs import predict
 from pmvit.planning import Plan
@@ -41,6 +42,11 @@ def compression_of(model: nn.Module) -> Compression | None:
     return found if isinstance(found, Compression) else None
 
 
+def is_compressed(model: nn.Module) -> bool:
+    """Whether a plan or another method (`pmvit.methods`) was applied to the model."""
+    return compression_of(model) is not None or method_of(model) is not None
+
+
 def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool = False) -> Model:
     """Wrap the planned blocks of a model: same class, same call, as many tokens in and out as before.
 
@@ -56,7 +62,7 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
     if learn not in get_args(Learn):
         raise PmvitError(f"learn: expected {' or '.join(get_args(Learn))}, got {learn!r}")
     check_trainable(model)
-    if compression_of(model) is not None:
+    if is_compressed(model):
         raise PmvitError("expected an uncompressed model; this one is compressed already: decompress it first")
     adapter = adapter_for(model)
     layouts = adapter.layouts(model)
@@ -113,7 +119,10 @@ def decompress(model: Model) -> Model:
     """Unwrap the blocks, in place: the model is again made of the very objects it was made of before `compress`.
 
     The exact inverse of `compress(..., inplace=True)`. What fine-tuning did to the blocks stays; M and R are gone.
+    Other methods (`pmvit.methods`) are taken off just so.
     """
+    if method_of(model) is not None:
+        return remove(model)
     compression = compression_of(model)
     if compression is None:
         raise PmvitError("expected a compressed model; this one is not compressed")
@@ -132,12 +141,12 @@ def _on_device_of(module: nn.Module, value: Any) -> Any:
 
 
 def save(model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None = None) -> None:
-    """Write a model, compressed or not, so that `load` makes it again without a network.
+    """Write a model, compressed (by a plan or another method) or not, so that `load` makes it again without a network.
 
     Before anything is written, the model is built again from its description and compared on an image.
 
     Args:
-        model: What `compress` returned, or an original model.
+        model: What `compress` or `methods.compress` returned, or an original model.
         path: A folder, which gets `model.safetensors`, `plan.json` and `config.json`; or a single file that ends in
             `.safetensors` and holds all three.
         arguments: What the host library's model was created with, as far as it cannot be read off the model; an error
@@ -162,6 +171,8 @@ def save(model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None
         "learn": compression.learn if compression is not None else None,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
+    if (method := method_of(model)) is not None:
+        config["method"] = method.describe()
     config["sha256"] = _checksums(config, plan_text, tensors)
     config_text = json.dumps(config, indent=1) + "\n"
     if path.suffix == ".safetensors":
@@ -183,7 +194,7 @@ def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple
     original = copy.deepcopy(model).cpu()
     for patched in ("forward", "_original_forward"):  # what accelerate puts on a model for mixed precision
         original.__dict__.pop(patched, None)
-    if compression_of(original) is not None:
+    if is_compressed(original):
         decompress(original)
     adapter = adapter_for(original)
     description = adapter.describe(original, arguments)
@@ -248,13 +259,16 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     model = adapter_of_family(config["family"]).build(config["model"]).to(getattr(torch, config["dtype"]))
     if plan_text is not None:
         model = compress(model, Plan.from_json(plan_text, f"{path}: plan"), learn=config["learn"], inplace=True)
+    if "method" in config:
+        model = apply(model, method_from(config["method"]), inplace=True)
     load_tensors(model, tensors, str(path), assign=True)
     return model.to(device).eval()
 
 
 def _parse_config(text: str, where: str) -> dict[str, Any]:
     config = parse_document(text, FORMAT, VERSION, where)
-    check_fields(config, ("format", "version", "pmvit", "family", "model", "learn", "dtype", "sha256"), where)
+    fields = ("format", "version", "pmvit", "family", "model", "learn", "dtype", "sha256")
+    check_fields(config, fields, where, optional=("method",))
     check_fields(config["sha256"], (MODEL_FILE, CONFIG_FILE), f"{where}: sha256", optional=(PLAN_FILE,))
     return config
 

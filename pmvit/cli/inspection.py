@@ -60,13 +60,13 @@ def evaluate(
     import copy
 
     import pmvit
-    from pmvit.compress import compression_of
+    from pmvit.compress import is_compressed
     from pmvit.data.segmentation import has_masks
     from pmvit.loading import open_loader
     from pmvit.models import adapter_for
 
     network = pmvit.load(model, device=device)
-    original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
+    original = pmvit.decompress(copy.deepcopy(network)) if is_compressed(network) else None
     if adapter_for(network).pixel_classes(network) is not None:
         reading: dict[str, Any] = {"workers": workers, "strict": strict, "split": "val", "first_label": first_label}
         masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **reading)

@@ -1,18 +1,28 @@
 """Other ways to run a vision transformer on fewer tokens, for honest side-by-side runs; each written from its paper."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
-from pmvit.errors import PmvitError
-from pmvit.methods.tome import tome
+from pmvit.methods.base import METHODS, Method, apply, make_method, method_from, method_of, remove
+from pmvit.methods.tome import Tome, tome
 
-METHODS: dict[str, Callable[..., nn.Module]] = {"tome": tome}
+__all__ = [
+    "METHODS",
+    "Method",
+    "Tome",
+    "apply",
+    "compress",
+    "make_method",
+    "method_from",
+    "method_of",
+    "remove",
+    "tome",
+]
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def compress(model: nn.Module, method: str, **options: Any) -> nn.Module:
+def compress(model: Model, method: str, **options: Any) -> Model:
     """A copy of a model that a method has made faster, as `compress(model, "tome", r=13)`."""
-    if method not in METHODS:
-        raise PmvitError(f"expected one of the methods {', '.join(METHODS)}; got {method!r}")
-    return METHODS[method](model, **options)
+    return apply(model, make_method(method, **options))

@@ -2,14 +2,15 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pmvit.compress import compress, compression_of, decompress
+from pmvit.compress import compress, decompress, is_compressed
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
+from pmvit.methods.budget import nearest_tome
 from pmvit.methods.tome import tome
 from pmvit.models import Adapter, TokenLayout, adapter_for
 from pmvit.models.adapter import Target
@@ -26,7 +27,7 @@ NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": Fals
 def original(model: nn.Module, target: Target) -> nn.Module:
     """The same weights, uncompressed: the model as its library has it."""
     model = copy.deepcopy(model)
-    return decompress(model) if compression_of(model) is not None else model
+    return decompress(model) if is_compressed(model) else model
 
 
 def original_optimized(model: nn.Module, target: Target) -> nn.Module:
@@ -133,22 +134,9 @@ class _TakenOut(nn.Module):
 
 
 def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
-    """ToMe with the r that comes nearest to the FLOPs of the compressed model."""
-    wanted = flops(model).macs
-    adapter = adapter_for(model)
-    result: Any = tome(original(model, "eager"), 0)
-
-    def distance(r: int) -> float:
-        for name in adapter.block_names(model):
-            result.get_submodule(name).r = r
-        return abs(flops(result).macs - wanted)
-
-    low, high = 0, adapter.layout(model).num_patches // 2
-    while high - low > 2:  # the distance falls, then rises
-        middle = (low + high) // 2
-        low, high = (low, middle + 1) if distance(middle) < distance(middle + 1) else (middle, high)
-    distance(min(range(low, high + 1), key=distance))
-    return cast("nn.Module", result)
+    """ToMe with the tokens a block that come nearest to the FLOPs of the compressed model."""
+    whole = original(model, "eager")
+    return tome(whole, nearest_tome(whole, flops(model).gflops)[0])
 
 
 CONTENDERS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {

@@ -11,7 +11,7 @@ from torch import nn
 
 from pmvit._cpu import avoid_broken_amx, keep_freed_memory
 from pmvit._modes import check_trainable
-from pmvit.compress import compression_of, decompress, describe, load
+from pmvit.compress import decompress, describe, is_compressed, load
 from pmvit.data.folder import every
 from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
 from pmvit.errors import PmvitError
@@ -47,7 +47,7 @@ def finetune(
     that all of them see. An uncompressed model is fine-tuned as well, without a teacher unless one is given.
 
     Args:
-        model: What `compress` returned.
+        model: What `compress` or `methods.compress` returned.
         train: The training images: a path as `pmvit finetune --data` takes it, or a loader of `(images, labels)` with a
             length, whose batches are taken as they come: `config.accumulate` of them a step.
         val: Images to validate on after every epoch, likewise.
@@ -72,7 +72,7 @@ def finetune(
         describe(model)  # better found out now than after the last epoch that the model cannot be saved
     if not config.needs_teacher:
         teacher = None
-    elif teacher is None and compression_of(model) is not None:
+    elif teacher is None and is_compressed(model):
         teacher = decompress(copy.deepcopy(model))
     record = RunRecord.of(model, teacher, config, command or {})
     if folder is not None:
