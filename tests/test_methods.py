@@ -11,8 +11,10 @@ import pmvit
 from pmvit import methods
 from pmvit.evaluation import evaluate
 from pmvit.loading import open_loader
+from pmvit.methods.attention import take
 from pmvit.methods.budget import tome_r_for
-from pmvit.methods.tome import match, merge_matched, places_after, tome, unmerge
+from pmvit.methods.merging import merge_matched, places_after
+from pmvit.methods.tome import match, tome
 from tests.helpers import QUIET, same, small_plan, small_vit
 from tests.segmenters import small_segmenter
 
@@ -63,7 +65,7 @@ def test_tome_finds_every_token_again(num_prefix: int) -> None:
         tokens, sizes = merge_matched(tokens, sizes, matched, num_prefix)
     assert places is not None
     assert tokens.shape[1] == 12 + num_prefix
-    assert torch.equal(unmerge(tokens, places), values)
+    assert torch.equal(take(tokens, places), values)
     assert torch.equal(
         torch.zeros(3, 12 + num_prefix).scatter_add(1, places, torch.ones_like(places) * 1.0), sizes[..., 0]
     )

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from pmvit.methods.base import METHODS, Method, apply, make_method, method_from, method_of, remove
+from pmvit.methods.base import METHODS, Method, apply, make_method, method_called, method_from, method_of, remove
 from pmvit.methods.tome import Tome, tome
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "apply",
     "compress",
     "make_method",
+    "method_called",
     "method_from",
     "method_of",
     "remove",
