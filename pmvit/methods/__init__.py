@@ -5,10 +5,12 @@ from typing import Any, TypeVar
 from torch import nn
 
 from pmvit.methods.base import METHODS, Method, apply, make_method, method_called, method_from, method_of, remove
+from pmvit.methods.evit import Evit
 from pmvit.methods.tome import Tome, tome
 
 __all__ = [
     "METHODS",
+    "Evit",
     "Method",
     "Tome",
     "apply",
