@@ -6,13 +6,16 @@ from torch import nn
 
 from pmvit.methods.base import METHODS, Method, apply, make_method, method_called, method_from, method_of, remove
 from pmvit.methods.evit import Evit
+from pmvit.methods.floors import RandomMerging, TopK
 from pmvit.methods.tome import Tome, tome
 
 __all__ = [
     "METHODS",
     "Evit",
     "Method",
+    "RandomMerging",
     "Tome",
+    "TopK",
     "apply",
     "compress",
     "make_method",
