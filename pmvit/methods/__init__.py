@@ -8,6 +8,7 @@ from pmvit.methods.base import METHODS, Method, apply, make_method, method_calle
 from pmvit.methods.evit import Evit
 from pmvit.methods.floors import RandomMerging, TopK
 from pmvit.methods.tome import Tome, tome
+from pmvit.methods.uniform import Uniform
 
 __all__ = [
     "METHODS",
@@ -16,6 +17,7 @@ __all__ = [
     "RandomMerging",
     "Tome",
     "TopK",
+    "Uniform",
     "apply",
     "compress",
     "make_method",
