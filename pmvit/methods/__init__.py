@@ -7,6 +7,7 @@ from torch import nn
 from pmvit.methods.base import METHODS, Method, apply, make_method, method_called, method_from, method_of, remove
 from pmvit.methods.evit import Evit
 from pmvit.methods.floors import RandomMerging, TopK
+from pmvit.methods.tofu import Tofu
 from pmvit.methods.tome import Tome, tome
 from pmvit.methods.uniform import Uniform
 
@@ -15,6 +16,7 @@ __all__ = [
     "Evit",
     "Method",
     "RandomMerging",
+    "Tofu",
     "Tome",
     "TopK",
     "Uniform",
