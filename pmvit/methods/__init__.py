@@ -7,6 +7,7 @@ from torch import nn
 from pmvit.methods.base import METHODS, Method, apply, make_method, method_called, method_from, method_of, remove
 from pmvit.methods.evit import Evit
 from pmvit.methods.evo_vit import EvoVit
+from pmvit.methods.expedite import Expedite
 from pmvit.methods.floors import RandomMerging, TopK
 from pmvit.methods.tofu import Tofu
 from pmvit.methods.tome import Tome, tome
@@ -16,6 +17,7 @@ __all__ = [
     "METHODS",
     "Evit",
     "EvoVit",
+    "Expedite",
     "Method",
     "RandomMerging",
     "Tofu",
