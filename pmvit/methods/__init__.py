@@ -11,6 +11,7 @@ from pmvit.methods.expedite import Expedite
 from pmvit.methods.floors import RandomMerging, TopK
 from pmvit.methods.tofu import Tofu
 from pmvit.methods.tome import Tome, tome
+from pmvit.methods.tps import Tps
 from pmvit.methods.uniform import Uniform
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Tofu",
     "Tome",
     "TopK",
+    "Tps",
     "Uniform",
     "apply",
     "compress",
