@@ -13,6 +13,7 @@ from pmvit.methods.tofu import Tofu
 from pmvit.methods.tome import Tome, tome
 from pmvit.methods.tps import Tps
 from pmvit.methods.uniform import Uniform
+from pmvit.methods.zero_tprune import ZeroTPrune
 
 __all__ = [
     "METHODS",
@@ -26,6 +27,7 @@ __all__ = [
     "TopK",
     "Tps",
     "Uniform",
+    "ZeroTPrune",
     "apply",
     "compress",
     "make_method",
