@@ -12,7 +12,7 @@ import pmvit
 from pmvit import methods
 from pmvit.methods import METHODS, apply
 from pmvit.methods.attention import attend, class_attention
-from pmvit.methods.base import encoder_of
+from pmvit.methods.base import encoder_of, extra_loss
 from pmvit.methods.budget import method_for
 from pmvit.methods.evo_vit import Evolving
 from pmvit.methods.expedite import affinity, cluster, neighbours, reconstruct
@@ -233,6 +233,45 @@ def test_zero_tprune_filters_heads_and_prunes_the_similar() -> None:
     keys[0, 1] = keys[0, 5]  # of the three unimportant tokens 0, 1 and 2, number 1 is like an important one
     left = without_similar(torch.tensor([[1.0, 3.0, 2.0, 4.0, 5.0, 6.0]]), keys, 1)
     assert sorted(left[0].tolist()) == [0, 2, 3, 4, 5]
+
+
+def test_dynamic_vit_masks_while_training_what_it_drops_in_inference(vit: Any, images: Tensor) -> None:
+    """With sure decisions that keep the asked share, the class token cannot tell a mask from a token that is gone."""
+    model: Any = methods.compress(vit, "dynamic-vit", keep=0.5, blocks=(1, 2))
+    for number, share in ((1, 0.5), (2, 0.25)):
+        model.blocks[number].predictor.forward = sure_of(round(36 * share))
+    with torch.no_grad():
+        hard = model(images)
+        soft = model.train()(images)
+        loss = extra_loss(model)
+    assert torch.allclose(soft, hard, atol=1e-4)
+    assert not torch.allclose(hard, vit(images), atol=1e-2)
+    assert loss is not None
+    assert loss < 1e-8
+    assert extra_loss(model) is None  # it counts once
+
+
+def sure_of(number: int) -> Any:
+    """A predictor that keeps the first tokens, and ranks them by their places."""
+
+    def decide(patches: Tensor, _kept: Tensor) -> Tensor:
+        places = torch.arange(patches.shape[1])
+        scores = torch.where(places < number, 1e4, -1e4) - places
+        return torch.stack([scores, -scores], dim=-1).expand(len(patches), -1, -1)
+
+    return decide
+
+
+def test_dynamic_vit_learns_to_keep_its_share(vit: Any) -> None:
+    torch.manual_seed(0)
+    model: Any = methods.compress(vit, "dynamic-vit", keep=0.3, blocks=(1,), ratio_weight=100.0)
+    batches = [(torch.randn(8, 3, 96, 96), torch.arange(8) % 7) for _ in range(2)]
+    shares = []
+    model.blocks[1].register_forward_hook(lambda module, _inputs, _output: shares.append(module._kept_share))
+    pmvit.finetune(model, train=batches, epochs=15, lr=3e-3, warmup_epochs=0, progress=False)
+    drawn = [float(share.detach().mean()) for share in shares if share is not None]
+    assert abs(drawn[0] - 0.3) > 0.1
+    assert abs(sum(drawn[-10:]) / 10 - 0.3) < 0.05
 
 
 def test_methods_cost_what_they_should(vit: Any) -> None:

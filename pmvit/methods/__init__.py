@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from pmvit.methods.base import METHODS, Method, apply, make_method, method_called, method_from, method_of, remove
+from pmvit.methods.dynamic_vit import DynamicVit
 from pmvit.methods.evit import Evit
 from pmvit.methods.evo_vit import EvoVit
 from pmvit.methods.expedite import Expedite
@@ -17,6 +18,7 @@ from pmvit.methods.zero_tprune import ZeroTPrune
 
 __all__ = [
     "METHODS",
+    "DynamicVit",
     "Evit",
     "EvoVit",
     "Expedite",

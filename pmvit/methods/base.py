@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import config_from
@@ -27,6 +28,10 @@ class MethodBlock(nn.Module):
         super().__init__()
         self.block = block
         self.training = block.training
+
+    def extra_loss(self) -> Tensor | None:
+        """What the last pass while training adds to the loss, once; `None` for nothing."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,13 @@ def method_of(model: nn.Module) -> Method | None:
     """The method that was put on a model, `None` if there is none."""
     found = getattr(model, "method", None)
     return found if isinstance(found, Method) else None
+
+
+def extra_loss(model: nn.Module) -> Tensor | None:
+    """What the method of a model adds to the loss after a pass while training; `None` for nothing."""
+    blocks = [module for module in model.modules() if isinstance(module, MethodBlock)]
+    losses = [loss for block in blocks if (loss := block.extra_loss()) is not None]
+    return torch.stack(losses).sum() if losses else None
 
 
 def remove(model: Model) -> Model:

@@ -47,9 +47,9 @@ class Staged(Method):
         for number in self.stages(len(encoder.blocks)):
             encoder.blocks[number] = self.stage(encoder.blocks[number], encoder)
 
-    @abstractmethod
     def stage(self, block: nn.Module, encoder: Host) -> MethodBlock:
-        """What takes the place of a block that reduces the tokens."""
+        """What takes the place of a block that reduces the tokens; for a method that leaves the others as they are."""
+        raise NotImplementedError
 
 
 class ClassAttentionBlock(MethodBlock):
