@@ -18,10 +18,12 @@ from pmvit.cli.common import (
     run_score,
     scores_file,
 )
+from pmvit.cli.methods import by_method
 from pmvit.cli.options import (
     DATA_HELP,
     MASK_OPTIONS,
     MASKS_HELP,
+    METHOD_OPTIONS,
     PLAN_OPTIONS,
     SCORE_OPTIONS,
     SEGMENTER_OPTIONS,
@@ -88,7 +90,7 @@ def plan(
 
 
 @app.command()
-@with_options(PLAN_OPTIONS, SCORE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
+@with_options(PLAN_OPTIONS, METHOD_OPTIONS, SCORE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
 def compress(
     model: ModelName,
     output: Output,
@@ -105,12 +107,25 @@ def compress(
     device: Device = "cpu",
     **options: Any,
 ) -> None:
-    """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take."""
+    """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
+
+    With --method another method does it; --keep, --gflops, --skip and --r say how much.
+    """
     import pmvit
     from pmvit.compress import check_output
 
-    if sum(source is not None for source in (data, scores, plan)) != 1:
-        raise PmvitError("expected one of --data, --scores and --plan to say where the plan comes from")
+    sources = [source for source in (data, scores, plan) if source is not None]
+    if options["method"] is not None:
+        if sources:
+            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {sources[0]}")
+        segmenter = given(options, SEGMENTER_OPTIONS)
+        network = open_model(model, weights, model_arg, data_arg, device, segmenter)
+        by_method(network, output, options, pairs("--model-arg", model_arg))
+        return
+    if unused := given(options, METHOD_OPTIONS):
+        raise PmvitError(f"{', '.join(unused)}: for --method alone")
+    if len(sources) != 1:
+        raise PmvitError("expected one of --data, --scores and --plan, or --method, to say what to do")
     plan_options = plan_options_of(options, paper)
     if plan is not None and plan_options:
         raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")

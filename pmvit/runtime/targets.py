@@ -65,7 +65,7 @@ class Runtime(ABC):
         """Open what `write` wrote."""
 
 
-def _exported(model: nn.Module, images: Tensor, any_batch: bool) -> Any:
+def as_exported(model: nn.Module, images: Tensor, any_batch: bool) -> Any:
     """The model as torch.export has it."""
     batch = ({0: torch.export.Dim("batch", min=1, max=4096)},) if any_batch else None
     with torch.no_grad(), quietly():
@@ -92,7 +92,7 @@ class Onnx(Runtime):
     target: Target = "onnx"
 
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
-        exported = _exported(model, images, any_batch)
+        exported = as_exported(model, images, any_batch)
         with quietly():
             program: Any = torch.onnx.export(
                 exported,
@@ -129,7 +129,7 @@ class OpenVino(Runtime):
         import openvino
 
         with quietly():
-            converted = openvino.convert_model(_exported(model, images, any_batch))
+            converted = openvino.convert_model(as_exported(model, images, any_batch))
             converted.inputs[0].get_tensor().set_names({"images"})
             converted.outputs[0].get_tensor().set_names({"logits"})
             openvino.save_model(converted, path, compress_to_fp16=False)
@@ -154,7 +154,7 @@ class TorchExport(Runtime):
 
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
         with quietly():
-            torch.export.save(_exported(model, images, any_batch), path)
+            torch.export.save(as_exported(model, images, any_batch), path)
 
     def open(self, path: Path, threads: int) -> Run:
         with quietly():
@@ -167,7 +167,7 @@ class AotInductor(Runtime):
     name, suffix = "aot-inductor", ".pt2"
 
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
-        exported = _exported(model, images, any_batch)
+        exported = as_exported(model, images, any_batch)
         with quietly():
             torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
 
@@ -200,7 +200,7 @@ class ExecuTorch(Runtime):
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
-        exported = _exported(model, images, any_batch=False)
+        exported = as_exported(model, images, any_batch=False)
         with quietly():
             lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
             path.write_bytes(lowered.to_executorch().buffer)
