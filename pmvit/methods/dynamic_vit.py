@@ -50,7 +50,7 @@ class TokenPredictor(nn.Module):
 
 def attention_mask(is_kept: Tensor, num_prefix: int) -> Tensor:
     """How much keys count, (batch, 1, queries, keys): those that are kept, and each token for itself (Eq. 11)."""
-    counts = torch.cat([is_kept.new_ones(len(is_kept), num_prefix), is_kept.squeeze(-1)], dim=1)[:, None, None]
+    counts = torch.cat([is_kept.new_ones(is_kept.shape[0], num_prefix), is_kept.squeeze(-1)], dim=1)[:, None, None]
     own = torch.eye(counts.shape[-1], dtype=counts.dtype, device=counts.device)
     return counts + (1 - counts) * own
 

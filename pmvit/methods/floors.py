@@ -50,7 +50,7 @@ class RandomBlock(MergingBlock):
     def find(self, keys: Tensor, r: int) -> Matched:
         if keys.shape[1] != self.num_tokens:
             raise ValueError(f"expected {self.num_tokens} tokens, got {keys.shape[1]}: are the images of another size?")
-        return Matched(*(places.expand(len(keys), -1) for places in (self.stays, self.merged, self.into)))
+        return Matched(*(places.expand(keys.shape[0], -1) for places in (self.stays, self.merged, self.into)))
 
 
 def draw(num_tokens: int, r: int, num_protected: int, seed: int) -> Matched:

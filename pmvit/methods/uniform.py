@@ -52,8 +52,8 @@ class UniformBlock(MergingBlock):
 
     def merge(self, tokens: Tensor, sizes: Tensor | None, found: Tensor) -> tuple[Tensor, Tensor]:
         counts = tokens.new_zeros(self.num_merged).index_add(0, found, tokens.new_ones(len(found)))[:, None]
-        summed = tokens.new_zeros(len(tokens), self.num_merged, tokens.shape[2]).index_add(1, found, tokens)
-        return summed / counts, counts.expand(len(tokens), -1, -1)
+        summed = tokens.new_zeros(tokens.shape[0], self.num_merged, tokens.shape[2]).index_add(1, found, tokens)
+        return summed / counts, counts.expand(tokens.shape[0], -1, -1)
 
     def places(self, found: Tensor, num_tokens: int) -> Tensor:
         return found[None]
