@@ -16,6 +16,7 @@ from pmvit import _torchvision
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
+    from pmvit.comparison import Comparison, compare
     from pmvit.compress import compress, decompress, load, save
     from pmvit.cost import Flops, flops
     from pmvit.evaluation import Evaluation, evaluate
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pmvit.models.segmenter import Segmenter, create_segmenter
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
+    from pmvit.pricing import PriceConfig, Prices, price
     from pmvit.prune_merge import PruneMerge
     from pmvit.report.segment import segment
     from pmvit.report.segmentation import Segmentation
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Benchmark",
+    "Comparison",
     "Evaluation",
     "Exported",
     "FinetuneConfig",
@@ -47,6 +50,8 @@ __all__ = [
     "Plan",
     "PlanConfig",
     "PmvitError",
+    "PriceConfig",
+    "Prices",
     "PruneMerge",
     "RunResults",
     "ScoreConfig",
@@ -55,6 +60,7 @@ __all__ = [
     "SegmentationEvaluation",
     "Segmenter",
     "benchmark",
+    "compare",
     "compress",
     "create_segmenter",
     "decompress",
@@ -68,6 +74,7 @@ __all__ = [
     "optimize_for_inference",
     "overhead",
     "plan",
+    "price",
     "run",
     "save",
     "score",
@@ -75,6 +82,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "comparison": ("Comparison", "compare"),
     "compress": ("compress", "decompress", "load", "save"),
     "cost": ("Flops", "flops"),
     "evaluation": ("Evaluation", "evaluate"),
@@ -82,6 +90,7 @@ _HOMES = {
     "models.segmenter": ("Segmenter", "create_segmenter"),
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
+    "pricing": ("PriceConfig", "Prices", "price"),
     "prune_merge": ("PruneMerge",),
     "report.segment": ("segment",),
     "report.segmentation": ("Segmentation",),

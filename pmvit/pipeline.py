@@ -17,11 +17,13 @@ from pmvit.files import check_fields, read_document, write_text
 from pmvit.fingerprint import fingerprint
 from pmvit.loading import open_loader, open_validation
 from pmvit.planning import Plan, PlanConfig, plan
+from pmvit.pricing import Prices, price
 from pmvit.prune_merge import Learn
 from pmvit.scoring import ScoreConfig, Scores, score
 from pmvit.training import FinetuneConfig, finetune
 
-RUN_FILE, SCORES_FILE, COMPRESSED, RESULTS_FILE = "run.json", "scores.json", "compressed", "results.json"
+RUN_FILE, COMPRESSED, RESULTS_FILE = "run.json", "compressed", "results.json"
+SCORES_FILE, PRICES_FILE = "scores.json", "prices.json"
 FORMAT, VERSION = "pmvit-run", 1
 
 
@@ -50,10 +52,10 @@ def run(
     measure: Callable[[Plan], float] | None = None,
     progress: bool = True,
 ) -> RunResults:
-    """Make a faster model of a pretrained one, from scores to fine-tuned weights, stage by stage.
+    """Make a faster model of a pretrained one, from scores or prices to fine-tuned weights, stage by stage.
 
-    The folder gets the scores, the model as compressed (`compressed/`), the tuned model itself with all that `finetune`
-    writes, and `results.json`. A stage that is done is not done again; one that was interrupted goes on.
+    The folder gets the scores or prices, the model as compressed (`compressed/`), the tuned model itself with all that
+    `finetune` writes, and `results.json`. A stage that is done is not done again; one that was interrupted goes on.
 
     Args:
         model: The original.
@@ -80,19 +82,26 @@ def run(
     process = this_process()
     is_main = process[0] == 0
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
-    scored = (folder / SCORES_FILE).exists()
+    is_measured = planning.method == "measured"
+    source = folder / (PRICES_FILE if is_measured else SCORES_FILE)
+    is_there = source.exists()
     wait_for_all()
-    if not scored:
+    if not is_there and is_measured:
+        loader = open_loader(
+            model, train, labels=False, batch_size=score_batch_size, shuffle=True, workers=tuning.workers
+        )
+        price(model, loader, progress=progress).save(source)
+    elif not is_there:
         partial = folder / f"{SCORES_FILE}.partial"
         shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": tuning.workers}
         shared |= {"batch_size": score_batch_size, "shuffle": True, "first_label": first_label}
         loader = open_loader(model, train, labels=scoring.needs_labels, **shared)
         scores = score(model, loader, scoring, checkpoint=partial, progress=progress and is_main)
         if is_main:
-            scores.save(folder / SCORES_FILE)
+            scores.save(source)
             partial.unlink(missing_ok=True)
     if is_main and not (folder / COMPRESSED / CONFIG_FILE).exists():
-        made = plan(Scores.load(folder / SCORES_FILE), planning, measure=measure)
+        made = plan(Prices.load(source) if is_measured else Scores.load(source), planning, measure=measure)
         save(compress(model, made, learn=learn), folder / COMPRESSED, arguments=arguments)
     wait_for_all()
     small = load(folder / COMPRESSED)

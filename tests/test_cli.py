@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import pmvit
+from pmvit import methods
 from pmvit.data.demo import MEAN, STD, demo_images, demo_loader, demo_model
 from pmvit.loading import create_model, open_loader
 from tests.helpers import pmvit_command, pmvit_here
@@ -104,6 +105,23 @@ def test_steps_one_by_one_give_the_same(compressed: Path, images: Path, tmp_path
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (compressed / "model.safetensors").read_bytes()
 
 
+def test_a_measured_plan_in_one_go_or_step_by_step(images: Path, tmp_path: Path) -> None:
+    model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
+    result = pmvit_command(
+        *("compress", *model, "--data", images, "--method", "measured", "--images", 40, "--flops-share", 0.7),
+        *("--groups", "any", "-o", tmp_path / "out"),
+    )
+    assert result.returncode == 0, result.stderr
+    result = pmvit_command("plan", tmp_path / "out/prices.json", "--flops-share", 0.7, "-o", tmp_path / "plan.json")
+    assert result.returncode == 0, result.stderr
+    prices = pmvit.Prices.load(tmp_path / "out/prices.json")
+    assert prices.images == 40
+    assert prices.config.groups == "any"
+    first, second = (pmvit.Plan.load(tmp_path / name) for name in ("out/plan.json", "plan.json"))
+    assert first.layers == second.layers
+    assert pmvit.flops(pmvit.load(tmp_path / "out")).macs <= 0.7 * prices.cost.macs
+
+
 def test_a_single_file_and_foreign_classes(images: Path, tmp_path: Path) -> None:
     """Scores without labels do not care how many class folders there are."""
     few = tmp_path / "images" / "only"
@@ -118,6 +136,30 @@ def test_a_single_file_and_foreign_classes(images: Path, tmp_path: Path) -> None
     assert result.returncode == 0, result.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"images", "small.safetensors", "small.scores.json"}
     assert pmvit.load(tmp_path / "small.safetensors").num_classes == 10
+
+
+def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None:
+    model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
+    result = pmvit_command("compress", *model, "--method", "tome", "--r", "9,9,9,9,9,8", "-o", tmp_path / "tome")
+    assert result.returncode == 0, result.stderr
+    assert "ToMe: r (9, 9, 9, 9, 9, 8)" in result.stdout
+    batch = demo_loader("test", count=4)[0][0]
+    with torch.inference_mode():
+        expected = methods.compress(demo_model(), "tome", r=(9, 9, 9, 9, 9, 8))(batch)
+        assert torch.equal(pmvit.load(tmp_path / "tome")(batch), expected)
+    numbers = json.loads(pmvit_command("info", tmp_path / "tome", "--json").stdout)
+    assert numbers["method"]["name"] == "tome"
+    assert numbers["compressed"]["macs"] < numbers["original"]["macs"]
+    result = pmvit_command(
+        *("compare", *model, "--data", images, "--images", 64, "--workers", 0, "--gflops", 0.2, "--runtime", "none"),
+        *("--methods", "evit,uniform", "--with", tmp_path / "tome", "-o", tmp_path / "compared"),
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((tmp_path / "compared" / "comparison.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["original", "evit", "uniform", str(tmp_path / "tome")]
+    assert [row["evaluation"]["images"] for row in rows] == [64] * 4
+    assert rows[1]["gflops"] == pytest.approx(0.2, rel=0.01)
+    assert "uniform" in result.stdout
 
 
 def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
@@ -150,10 +192,29 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
             "loss: nothing is scored",
         ),
         (
+            (
+                "compress",
+                "{out}",
+                "--data",
+                "x",
+                "--method",
+                "measured",
+                "--loss",
+                "entropy",
+                "--keep",
+                "0.5",
+                "-o",
+                "y",
+            ),
+            "loss: expected with --method scored alone",
+        ),
+        (
             ("compress", "{out}", "--data", "x", "--keep", "0.5", "-o", "{out}/plan.json"),
             "expected a folder, a new name",
         ),
         (("plan", "{out}/config.json", "--keep", "0.5", "-o", "y"), "is it another file"),
+        (("compress", "{out}", "--method", "tome", "--data", "x", "-o", "y"), "needs no images, scores or plan; got x"),
+        (("compress", "{out}", "--plan", "p", "--r", "3", "-o", "y"), "r: for --method alone"),
     ],
 )
 def test_mistakes_get_one_line(compressed: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -1,4 +1,4 @@
-"""From a model to a compressed one: `score`, `plan`, `compress`."""
+"""From a model to a compressed one: `score`, `price`, `plan`, `compress`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from pmvit.cli.common import (
+    PLANNERS,
     app,
     console,
     follow_paper,
@@ -13,16 +14,23 @@ from pmvit.cli.common import (
     open_model,
     pairs,
     plan_options_of,
+    prices_file,
     print_info,
     processes,
+    read_measurements,
+    run_price,
     run_score,
     scores_file,
+    settle_method,
 )
+from pmvit.cli.methods import by_method
 from pmvit.cli.options import (
     DATA_HELP,
     MASK_OPTIONS,
     MASKS_HELP,
+    METHOD_OPTIONS,
     PLAN_OPTIONS,
+    PRICE_OPTIONS,
     SCORE_OPTIONS,
     SEGMENTER_OPTIONS,
     BatchSize,
@@ -41,7 +49,9 @@ from pmvit.cli.options import (
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
+    from pmvit.pricing import Prices
     from pmvit.prune_merge import Learn
+    from pmvit.scoring import Scores
 
 
 @app.command()
@@ -69,9 +79,30 @@ def score(
 
 
 @app.command()
+@with_options(PRICE_OPTIONS, SEGMENTER_OPTIONS)
+def price(
+    model: ModelName,
+    data: Data,
+    output: Output,
+    weights: WeightsFile = None,
+    model_arg: ModelArguments = None,
+    data_arg: DataArguments = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
+    device: Device = "cpu",
+    **options: Any,
+) -> None:
+    """Measure what merging tokens costs in each block, without labels; write the prices as JSON."""
+    here = processes(device)
+    network = open_model(model, weights, model_arg, data_arg, here.device, given(options, SEGMENTER_OPTIONS))
+    prices = run_price(network, data, output, options, here, batch_size=batch_size, workers=workers)
+    console.print(f"prices from {prices.images} images: {output}")
+
+
+@app.command()
 @with_options({name: option for name, option in PLAN_OPTIONS.items() if name != "speedup"})
 def plan(
-    scores: Annotated[Path, typer.Argument(help="Scores written by `pmvit score`.")],
+    scores: Annotated[Path, typer.Argument(help="What `pmvit score` or `pmvit price` wrote.")],
     output: Output,
     paper: Paper = False,
     **options: Any,
@@ -80,7 +111,8 @@ def plan(
     import pmvit
     from pmvit.planning.drawing import table
 
-    made = pmvit.plan(pmvit.Scores.load(scores), **plan_options_of({**options, "speedup": None}, paper))
+    paper = settle_method(options, paper)
+    made = pmvit.plan(read_measurements(scores), **plan_options_of({**options, "speedup": None}, paper))
     made.save(output)
     console.print(table(made))
     console.print(made.draw(console.width))
@@ -88,12 +120,12 @@ def plan(
 
 
 @app.command()
-@with_options(PLAN_OPTIONS, SCORE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
+@with_options(PLAN_OPTIONS, METHOD_OPTIONS, SCORE_OPTIONS, PRICE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
 def compress(
     model: ModelName,
     output: Output,
     data: Annotated[str | None, typer.Option("--data", help=f"Images to score on. {DATA_HELP} {MASKS_HELP}")] = None,
-    scores: Annotated[Path | None, typer.Option("--scores", help="Scores made before, instead of --data.")] = None,
+    scores: Annotated[Path | None, typer.Option("--scores", help="Scores or prices, instead of --data.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="A plan made before, instead of --data.")] = None,
     weights: WeightsFile = None,
     model_arg: ModelArguments = None,
@@ -105,17 +137,36 @@ def compress(
     device: Device = "cpu",
     **options: Any,
 ) -> None:
-    """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take."""
+    """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
+
+    --method tome, evit, tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how
+    much.
+    """
     import pmvit
     from pmvit.compress import check_output
 
-    if sum(source is not None for source in (data, scores, plan)) != 1:
-        raise PmvitError("expected one of --data, --scores and --plan to say where the plan comes from")
+    sources = [source for source in (data, scores, plan) if source is not None]
+    paper = settle_method(options, paper)
+    if options["method"] not in PLANNERS:
+        if sources:
+            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {sources[0]}")
+        segmenter = given(options, SEGMENTER_OPTIONS)
+        network = open_model(model, weights, model_arg, data_arg, device, segmenter)
+        by_method(network, output, options, pairs("--model-arg", model_arg))
+        return
+    if unused := given(options, METHOD_OPTIONS):
+        raise PmvitError(f"{', '.join(unused)}: for --method tome and the like alone; see docs/methods.md")
+    if len(sources) != 1:
+        raise PmvitError("expected one of --data, --scores and --plan, or --method tome and the like")
     plan_options = plan_options_of(options, paper)
     if plan is not None and plan_options:
         raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")
-    if data is None and (unused := given(options, SCORE_OPTIONS)):
-        raise PmvitError(f"{', '.join(unused)}: nothing is scored without --data")
+    is_measured = options["method"] == "measured"
+    own, others = (PRICE_OPTIONS, SCORE_OPTIONS) if is_measured else (SCORE_OPTIONS, PRICE_OPTIONS)
+    if unused := given(options, others):
+        raise PmvitError(f"{', '.join(unused)}: expected with --method {'scored' if is_measured else 'measured'} alone")
+    if data is None and (unused := given(options, own)):
+        raise PmvitError(f"{', '.join(unused)}: nothing is {'priced' if is_measured else 'scored'} without --data")
     follow_paper(options, paper)
     here = processes(device)
     check_output(output)
@@ -126,13 +177,17 @@ def compress(
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
-        made = pmvit.plan(pmvit.Scores.load(scores), measure=meter(network), **plan_options)
+        made = pmvit.plan(read_measurements(scores), measure=meter(network), **plan_options)
     else:
         reading = {"batch_size": batch_size, "workers": workers}
-        measured = run_score(network, cast("str", data), scores_file(output), options, here, **reading)
+        source: Scores | Prices
+        if is_measured:
+            source = run_price(network, cast("str", data), prices_file(output), options, here, **reading)
+        else:
+            source = run_score(network, cast("str", data), scores_file(output), options, here, **reading)
         if not here.is_main:
             return
-        made = pmvit.plan(measured, measure=meter(network), **plan_options)
+        made = pmvit.plan(source, measure=meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
     pmvit.save(small, output, arguments=pairs("--model-arg", model_arg))
     print_info(made, before=pmvit.flops(network), after=pmvit.flops(small))

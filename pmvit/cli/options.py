@@ -30,6 +30,7 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images a batch.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes that read images.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, ...")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; as many as PyTorch takes if left out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 SCORE_OPTIONS = {
@@ -42,7 +43,18 @@ SCORE_OPTIONS = {
         bool | None, typer.Option("--abs-per-sample/--abs-per-batch", help="Where scores are made absolute.")
     ],
 }
+PRICE_OPTIONS = {
+    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 512 if not given.")],
+    "groups": Annotated[str | None, typer.Option(help="measured: groups of neighbours (default) or of any tokens.")],
+    "mirror": Annotated[
+        bool | None, typer.Option("--mirror/--no-mirror", help="measured: mirror images count as well (default).")
+    ],
+}
 PLAN_OPTIONS = {
+    "method": Annotated[
+        str | None,
+        typer.Option(help="scored (Eq. 9; default), paper (its choices) or measured (priced merges); tome, ..."),
+    ],
     "keep": Annotated[float | None, typer.Option(help="Share of the patch tokens to keep.")],
     "prune": Annotated[float | None, typer.Option(help="Share of the patch tokens to prune; the rest merge.")],
     "gflops": Annotated[float | None, typer.Option(help="Budget in GFLOPs (MACs), instead of --keep.")],
@@ -63,6 +75,12 @@ PLAN_OPTIONS = {
     ],
     "skip": Annotated[
         list[str] | None, typer.Option(help="A block to leave alone, repeatable; or none. A segmenter skips four.")
+    ],
+}
+METHOD_OPTIONS = {
+    "r": Annotated[str | None, typer.Option(help="tome, ...: tokens to merge a block, or one number for each: 9,9,8.")],
+    "method_arg": Annotated[
+        list[str] | None, typer.Option(help="tome, ...: another of its options, as blocks=[3,6,9]; repeatable.")
     ],
 }
 SEGMENTER_OPTIONS = {

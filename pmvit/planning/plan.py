@@ -19,6 +19,7 @@ FORMAT, VERSION = "pmvit-plan", 1
 Weights = Literal["normalize", "max", "mean", "sum", "ones", "gaussian", "average"]
 Grouping = Literal["row", "segment", "grid"]
 Scope = Literal["global", "local"]
+Method = Literal["scored", "measured"]
 
 
 @dataclass(frozen=True)

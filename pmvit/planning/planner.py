@@ -1,4 +1,4 @@
-"""From scores to a plan: Algorithms 1 and 2 of the paper, with every choice open."""
+"""From scores to a plan: Algorithms 1 and 2 of the paper, with every choice open. From prices to a plan: ours."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,9 @@ from torch import Tensor
 from pmvit.cost import elementwise_macs
 from pmvit.errors import PmvitError
 from pmvit.planning.grouping import group_layer
-from pmvit.planning.plan import Grouping, LayerPlan, Plan, Scope, Weights, record
+from pmvit.planning.measured import merged_layers
+from pmvit.planning.plan import Grouping, LayerPlan, Method, Plan, Scope, Weights, record
+from pmvit.pricing import Prices
 from pmvit.prune_merge import Reconstruct
 from pmvit.scoring import Scores
 from pmvit.windows import Budget, Windows
@@ -23,7 +25,7 @@ LEAST_DECAY_FACTOR = 0.1
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """How scores become a plan. One of `keep`, `gflops`, `flops_share` and `speedup` says how much is kept.
+    """How scores or prices become a plan. One of `keep`, `gflops`, `flops_share` and `speedup` says how much is kept.
 
     Attributes:
         keep: Share of the patch tokens that are kept (the paper's r); of a block on average, where blocks have
@@ -48,6 +50,10 @@ class PlanConfig:
         skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
             adapter names: none of a classifier, the first two of a feature extractor or DPT, the first two and the
             last two of a Segmenter.
+        method: `scored` for a plan from scores, `measured` for one from prices; if not given, from what there is.
+
+    The options `prune`, `scope`, `normalize_layers`, `layer_decay`, `grouping` and `weights` are for scores: a plan
+    from prices is global, merges and never prunes, and takes plain means.
     """
 
     keep: float | None = None
@@ -63,10 +69,13 @@ class PlanConfig:
     reconstruct: Reconstruct = "residual"
     attention_bias: bool = True
     skip: tuple[int, ...] | None = None
+    method: Method | None = None
 
     def __post_init__(self) -> None:
         if self.skip is not None:
             object.__setattr__(self, "skip", tuple(self.skip))
+        if self.method is not None and self.method not in get_args(Method):
+            raise PmvitError(f"method: expected {' or '.join(get_args(Method))}, got {self.method!r}")
         for name, choices in (
             ("scope", Scope),
             ("grouping", Grouping),
@@ -104,17 +113,20 @@ PAPER: dict[str, Any] = {
 }
 
 
+FOR_SCORES = ("prune", "scope", "normalize_layers", "layer_decay", "grouping", "weights")
+
+
 def plan(
-    scores: Scores,
+    source: Scores | Prices,
     config: PlanConfig | None = None,
     *,
     measure: Callable[[Plan], float] | None = None,
     **options: Any,
 ) -> Plan:
-    """Decide which tokens of each block are kept, merged and pruned (Algorithms 1 and 2).
+    """Decide which tokens of each block are kept, merged and pruned: Algorithms 1 and 2, or the cheapest merges.
 
     Args:
-        scores: What `score` measured.
+        source: What `score` or `price` measured.
         config: How to decide; `options` are its fields and override it.
         measure: For a budget in `speedup`: says how many times faster than the original a plan makes the model on this
             machine. `pmvit.runtime.timing.speedup_meter` makes one.
@@ -123,9 +135,12 @@ def plan(
         PmvitError: If the options contradict each other or the budget cannot be met.
     """
     config = PlanConfig(**options) if config is None else replace(config, **options)
+    _check_method(source, config)
 
     def make(keep: float) -> Plan:
-        return plan_for_keep(scores, config, keep)
+        if isinstance(source, Prices):
+            return plan_from_prices(source, config, keep)
+        return plan_for_keep(source, config, keep)
 
     if config.keep is not None:
         return make(config.keep)
@@ -134,14 +149,14 @@ def plan(
             raise PmvitError("a speedup is measured, not computed: pass measure=speedup_meter(model, images)")
         times_faster = measure
         return _solve(make, lambda made: 1 / times_faster(made), 1 / config.speedup, "of the original's time", steps=7)
-    original = scores.cost.macs / 1e9
+    original = source.cost.macs / 1e9
     target = config.gflops if config.gflops is not None else (config.flops_share or 0.0) * original
     if target >= original:
         raise PmvitError(
             f"expected a budget below the {original:.3f} GFLOPs of the original, got {target:.3f}: "
             "there is nothing to compress"
         )
-    return _solve(make, lambda made: predicted_macs(scores, made) / 1e9, target, "GFLOPs", steps=40)
+    return _solve(make, lambda made: predicted_macs(source, made) / 1e9, target, "GFLOPs", steps=40)
 
 
 def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
@@ -182,6 +197,31 @@ def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
         },
         grids=scores.grids,
     )
+
+
+def plan_from_prices(prices: Prices, config: PlanConfig, keep: float) -> Plan:
+    """The plan that keeps this share of the patch tokens by the cheapest merges; every block keeps at least one."""
+    config = replace(config, method="measured", skip=prices.skip if config.skip is None else config.skip)
+    layers = compressed_layers(prices.depth, config.skip or ())
+    return Plan(
+        grid=prices.grid,
+        depth=prices.depth,
+        layers=merged_layers(prices, layers, keep),
+        reconstruct=config.reconstruct,
+        attention_bias=config.attention_bias,
+        made_by={"plan": record(config), "prices": {**record(prices.config), "images": prices.images}},
+    )
+
+
+def _check_method(source: Scores | Prices, config: PlanConfig) -> None:
+    """See that scores or prices are what the options ask for."""
+    is_measured = isinstance(source, Prices)
+    if config.method is not None and is_measured != (config.method == "measured"):
+        expected, got = ("prices", "scores") if config.method == "measured" else ("scores", "prices")
+        raise PmvitError(f'method="{config.method}" makes plans from {expected}; got {got}')
+    changed = [name for name in FOR_SCORES if getattr(config, name) != PlanConfig.__dataclass_fields__[name].default]
+    if is_measured and changed:
+        raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; a plan from prices has no such choice")
 
 
 def compressed_layers(depth: int, skip: Sequence[int]) -> list[int]:
@@ -284,16 +324,16 @@ def fit_to_windows(
     return kept, pruned
 
 
-def predicted_macs(scores: Scores, plan: Plan) -> float:
+def predicted_macs(source: Scores | Prices, plan: Plan) -> float:
     """Multiply-accumulates of the model compressed by this plan: what `flops` will count on it."""
-    total = float(scores.cost.outside)
-    for index, block in enumerate(scores.cost.blocks):
-        layer, windows = plan.layers.get(index), scores.windows[index]
+    total = float(source.cost.outside)
+    for index, block in enumerate(source.cost.blocks):
+        layer, windows = plan.layers.get(index), source.windows[index]
         if layer is None or layer.is_identity:
             total += block.macs(1.0)
             continue
-        num_tokens, num_groups = (scores.num_prefix + count for count in (layer.num_tokens, layer.num_kept))
-        products = 2 * (scores.num_prefix + layer.num_entries) * block.width
+        num_tokens, num_groups = (source.num_prefix + count for count in (layer.num_tokens, layer.num_kept))
+        products = 2 * (source.num_prefix + layer.num_entries) * block.width
         places = None if windows is None else share_of_places(layer, windows, plan.grids[index])
         total += block.macs(num_groups / num_tokens, places) + products
         total += elementwise_macs(num_tokens, num_groups, block.width)

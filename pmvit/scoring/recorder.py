@@ -6,26 +6,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from pmvit.errors import PmvitError
 from pmvit.models.adapter import TokenLayout
+from pmvit.scoring.listener import Listener, precise
 from pmvit.scoring.scores import Scorer
-
-
-def _precise(tensor: Tensor) -> Tensor:
-    """Half precision as float32; the rest as it is."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def score_values(values: Tensor, gradient: Tensor) -> Tensor:
     """Eq. 9, signed, for each image: `<V_k, dL/dV_k>` averaged over heads; (batch, heads, N, d) gives (batch, N)."""
-    return (_precise(values) * _precise(gradient)).sum((1, 3)) / values.shape[1]
+    return (precise(values) * precise(gradient)).sum((1, 3)) / values.shape[1]
 
 
 def score_tokens(tokens: Tensor, gradient: Tensor) -> Tensor:
     """Eq. 8, signed, for each image: the mean over the width of `Z * dL/dZ`; (batch, N, D) gives (batch, N)."""
-    return (_precise(tokens) * _precise(gradient)).mean(-1)
+    return (precise(tokens) * precise(gradient)).mean(-1)
 
 
 def attention_map(query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
@@ -36,44 +30,20 @@ def attention_map(query: Tensor, key: Tensor, mask: Tensor | None = None, scale:
     return scores.softmax(-1)
 
 
-class Recorder(TorchFunctionMode):
-    """Collects the per-image scores of every layer while a batch runs forward and backward.
-
-    It listens where the host calls `scaled_dot_product_attention`, so it serves every model that does.
-    """
+class Recorder(Listener):
+    """Collects the per-image scores of every layer while a batch runs forward and backward."""
 
     def __init__(self, scorer: Scorer, blocks: list[nn.Module], layouts: list[TokenLayout]) -> None:
-        super().__init__()
+        super().__init__(blocks)
         self.scorer = scorer
         self.layouts = layouts
-        self.layer: int | None = None
         self.values: list[list[Tensor]] = [[] for _ in blocks]
         self.scored: list[Tensor | None] = [None] * len(blocks)
-        self.heard = [False] * len(blocks)
-        self.hooks = []
-        for layer, block in enumerate(blocks):
-            self.hooks.append(block.register_forward_pre_hook(self._enter(layer)))
-            self.hooks.append(block.register_forward_hook(self._leave))
 
-    def remove_hooks(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-    def _enter(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-        def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            self.layer = layer
-            tokens, *others = arguments
-            if layer == 0:
-                tokens = tokens.detach().requires_grad_(torch.is_grad_enabled())
-            if self.scorer == "grad":
-                values = tokens.detach()  # a hook that held the tensor it hangs on would keep the graph alive
-                tokens.register_hook(lambda gradient: self._add(layer, score_tokens(values, gradient).flatten(1)))
-            return (tokens, *others)
-
-        return enter
-
-    def _leave(self, *_: Any) -> None:
-        self.layer = None
+    def entered(self, layer: int, tokens: Tensor) -> None:
+        if self.scorer == "grad":
+            values = tokens.detach()  # a hook that held the tensor it hangs on would keep the graph alive
+            tokens.register_hook(lambda gradient: self._add(layer, score_tokens(values, gradient).flatten(1)))
 
     def _add(self, layer: int, scores: Tensor) -> None:
         self.values[layer].append(scores.detach()[:, self.layouts[layer].num_prefix :])
@@ -83,31 +53,22 @@ class Recorder(TorchFunctionMode):
         grid, _, windows = self.layouts[layer]
         self._add(layer, scores if windows is None else windows.to_grid(scores, grid))
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...] = (), keywords: Any = None
-    ) -> Any:
-        keywords = keywords or {}
-        if function is not F.scaled_dot_product_attention or self.layer is None:
-            return function(*arguments, **keywords)
-        return self._attention(self.layer, function, *arguments, **keywords)
-
-    def _attention(
+    def attend(
         self,
         layer: int,
-        attend: Callable[..., Tensor],
+        attention: Callable[..., Tensor],
         query: Tensor,
         key: Tensor,
         value: Tensor,
         attn_mask: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        self.heard[layer] = True
         scale = options.get("scale")
         if self.scorer == "attn":
-            attention = attention_map(query, key, attn_mask, scale)
-            self._add_heard(layer, _precise(attention).sum(2).mean(1))
-            return attention @ value
-        output = attend(query, key, value, attn_mask=attn_mask, **options)
+            weights = attention_map(query, key, attn_mask, scale)
+            self._add_heard(layer, precise(weights).sum(2).mean(1))
+            return weights @ value
+        output = attention(query, key, value, attn_mask=attn_mask, **options)
         values = value.detach()  # a hook that held the tensor it hangs on would keep the graph alive
         if self.scorer == "grad_attn" and value is not self.scored[layer]:
             self.scored[layer] = value  # differential attention uses one value tensor twice; its gradient comes once
@@ -116,7 +77,7 @@ class Recorder(TorchFunctionMode):
             mask = None if attn_mask is None else attn_mask[..., :1, :]
             row = attention_map(query[:, :, :1].detach(), key.detach(), mask, scale)[:, :, 0]
             if self.scorer == "class_attn":
-                self._add_heard(layer, _precise(row).mean(1))
+                self._add_heard(layer, precise(row).mean(1))
             else:
                 output.register_hook(lambda gradient: self._add_heard(layer, _class_row(row, values, gradient)))
         return output
@@ -126,17 +87,7 @@ class Recorder(TorchFunctionMode):
 
         A block with several attentions gets their mean.
         """
-        silent = [layer for layer, values in enumerate(self.values) if not values]
-        if silent and self.heard[silent[0]]:
-            raise PmvitError(
-                f"block {silent[0]}: no gradient arrives, so what the model puts out does not depend on this block: "
-                "leave it out of the adapter's block names"
-            )
-        if silent:
-            raise PmvitError(
-                f"block {silent[0]} made no call of torch.nn.functional.scaled_dot_product_attention, where scores are "
-                "read: switch the model to its `sdpa` attention"
-            )
+        self.check_heard([layer for layer, values in enumerate(self.values) if not values])
         rows = [torch.stack(values).mean(0) for values in self.values]
         most = max(row.shape[1] for row in rows)
         result = torch.stack([F.pad(row, (0, most - row.shape[1])) for row in rows])
@@ -147,5 +98,5 @@ class Recorder(TorchFunctionMode):
 
 def _class_row(row: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
     """`A * dL/dA` of the class token's query, averaged over heads, where `dL/dA = G V^T`."""
-    gradient_of_row = torch.einsum("bhd,bhnd->bhn", _precise(gradient[:, :, 0]), _precise(value))
-    return (_precise(row) * gradient_of_row).mean(1)
+    gradient_of_row = torch.einsum("bhd,bhnd->bhn", precise(gradient[:, :, 0]), precise(value))
+    return (precise(row) * gradient_of_row).mean(1)

@@ -1,0 +1,150 @@
+"""`Prices`: in which order the tokens of every block are merged, and what each merge costs."""
+
+import math
+from dataclasses import asdict, dataclass
+from json import dumps
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from pmvit.cost import BlockCost, ModelCost
+from pmvit.errors import PmvitError
+from pmvit.files import check_fields, config_from, read_document, write_text
+
+Groups = Literal["neighbours", "any"]
+
+FORMAT, VERSION = "pmvit-prices", 1
+
+
+@dataclass(frozen=True)
+class PriceConfig:
+    """What is measured.
+
+    Attributes:
+        images: Images to use at most; a loader that ends earlier ends the measurement.
+        groups: Of `neighbours` in the grid, beside or above each other; or of `any` tokens.
+        mirror: Whether an image and its mirror image count alike, as in most photographs: twice the evidence for no
+            more passes.
+        memory: Gigabytes that may be filled with measurements. If those of all blocks take more, the images pass
+            several times, for some of the blocks each time.
+        seed: Of the random directions in which the output is differentiated.
+    """
+
+    images: int = 512
+    groups: Groups = "neighbours"
+    mirror: bool = True
+    memory: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.groups not in get_args(Groups):
+            raise PmvitError(f"groups: expected one of {', '.join(get_args(Groups))}; got {self.groups!r}")
+        for name, value in (("images", self.images), ("memory", self.memory)):
+            if not (math.isfinite(value) and value > 0):
+                raise PmvitError(f"{name}: expected a number above 0, got {value}")
+
+
+class Merge(NamedTuple):
+    """Two groups become one; each is named by its first token.
+
+    Attributes:
+        first: The group whose first token comes first, and the name of the new one.
+        second: The other group.
+        price: What the merge adds to the expected divergence from the original, in nats.
+    """
+
+    first: int
+    second: int
+    price: float
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The merges of every block, from single tokens to one group, and what planning has to know of the model.
+
+    Attributes:
+        merges: One row a block, in the order in which they are done.
+        grid: Rows and columns of the patch grid.
+        num_prefix: Tokens before the patch tokens; they are never merged.
+        cost: What each block of the model costs.
+        config: How the prices were measured.
+        images: Images that were used.
+        model: Fingerprint of the measured weights.
+        data: What the images were read from.
+        skip: Blocks of the model that a plan leaves alone unless it is told which.
+    """
+
+    merges: tuple[tuple[Merge, ...], ...]
+    grid: tuple[int, int]
+    num_prefix: int
+    cost: ModelCost
+    config: PriceConfig
+    images: int
+    model: str
+    data: str
+    skip: tuple[int, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the model."""
+        return len(self.merges)
+
+    @property
+    def num_patches(self) -> int:
+        """Patch tokens of a block."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def windows(self) -> tuple[None, ...]:
+        """The windows of each block: attention is over the whole grid."""
+        return (None,) * self.depth
+
+    def save(self, path: str | Path) -> None:
+        """Write the prices as JSON."""
+        write_text(Path(path), dumps({"format": FORMAT, "version": VERSION, **asdict(self)}) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> "Prices":
+        """Read what `save` wrote.
+
+        Raises:
+            PmvitError: If the file is not a whole and consistent prices file.
+        """
+        where = str(path)
+        document = read_document(Path(path), FORMAT, VERSION)
+        check_fields(document, ("format", "version", *Prices.__dataclass_fields__), where)
+        try:
+            height, width = (int(side) for side in document["grid"])
+            cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
+            merges = tuple(tuple(_merge(entry) for entry in row) for row in document["merges"])
+            skip = tuple(int(index) for index in document["skip"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise PmvitError(f"{where}: the prices are malformed ({error}): measure the model again") from None
+        if len(merges) != len(cost.blocks):
+            raise PmvitError(f"{where}: expected merges for {len(cost.blocks)} blocks, got {len(merges)}")
+        for block, row in enumerate(merges):
+            _check(row, height * width, f"{where}: block {block}")
+        return Prices(
+            merges=merges,
+            grid=(height, width),
+            num_prefix=document["num_prefix"],
+            cost=cost,
+            config=config_from(PriceConfig, document["config"], f"{where}: config"),
+            images=document["images"],
+            model=document["model"],
+            data=document["data"],
+            skip=skip,
+        )
+
+
+def _merge(entry: Any) -> Merge:
+    first, second, price = entry
+    return Merge(int(first), int(second), float(price))
+
+
+def _check(merges: tuple[Merge, ...], num_tokens: int, where: str) -> None:
+    """See that each merge is of two groups that there are."""
+    left = set(range(num_tokens))
+    for first, second, price in merges:
+        if first == second or not {first, second} <= left or not math.isfinite(price):
+            raise PmvitError(f"{where}: expected merges of two groups that are left, got {first} and {second}")
+        left.discard(second)

@@ -1,0 +1,241 @@
+"""Prices of merges: exact where they can be worked out, and plans made from them."""
+
+import json
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pmvit
+from pmvit.cost import BlockCost, ModelCost
+from pmvit.data.demo import demo_loader, demo_model
+from pmvit.models import adapter_for
+from pmvit.planning import predicted_macs
+from pmvit.planning.measured import merged_layer, rank_merges, rising_slopes
+from pmvit.pricing import Merge
+from pmvit.pricing.merging import mirrored, neighbours, order_merges
+from pmvit.pricing.recorder import EffectRecorder
+from pmvit.pricing.run import probe
+from tests.helpers import small_vit
+from tests.swins import small_swin
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.randn(6, 3, 96, 96, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def prices(images: Tensor) -> pmvit.Prices:
+    return pmvit.price(small_vit(), [images], progress=False)
+
+
+def squared_error(effects: Tensor, group: list[int]) -> float:
+    """Half the mean squared error of a group, by its definition."""
+    inside = effects[..., group, :][..., group]
+    errors = inside.sum((-2, -1)) / len(group) - inside.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return float(errors.square().mean(1).sum() / 2)
+
+
+def test_an_effect_is_what_the_output_moves_by() -> None:
+    """A token's key is changed a little, towards another's: the probed output moves as E says."""
+    model = small_vit().double()
+    images = torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    direction = torch.randn(1, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    blocks = list(model.get_submodule("blocks"))
+    layout = adapter_for(model).layout(model)
+    recorder = EffectRecorder(blocks, layout, [1])
+    with recorder:
+        output = model(images)
+    (direction * output).sum().backward()
+    keys, others = recorder.collect()[0, :, 0]
+    recorder.remove_hooks()
+    step, token, other = 1e-6, 4, 9
+    moved = {}
+    attention = F.scaled_dot_product_attention
+    with torch.no_grad():
+        for name in ("key", "value", "update"):
+
+            def shifted(query: Tensor, key: Tensor, value: Tensor, name: str = name, **options: object) -> Tensor:
+                changed = {"key": key, "value": value}
+                if name in changed:
+                    tensor = changed[name]
+                    tensor[:, :, 1 + token] += step * (tensor[:, :, 1 + other] - tensor[:, :, 1 + token])
+                return attention(query, key, value, **options)
+
+            def updated(_: nn.Module, arguments: tuple[Tensor], tokens: Tensor, name: str = name) -> Tensor:
+                update = tokens - arguments[0]
+                if name == "update":
+                    tokens[:, 1 + token] += step * (update[:, 1 + other] - update[:, 1 + token])
+                return tokens
+
+            with pytest.MonkeyPatch.context() as patch:
+                hook = blocks[1].register_forward_hook(updated)
+                pre = blocks[1].register_forward_pre_hook(
+                    lambda *_: patch.setattr(F, "scaled_dot_product_attention", shifted)
+                )
+                post = blocks[1].register_forward_hook(lambda *_: patch.undo())
+                moved[name] = (direction * (model(images) - output)).sum()
+                for each in (hook, pre, post):
+                    each.remove()
+    for effects, names in ((keys, ["key"]), (others, ["value", "update"])):
+        expected = step * (effects[token, other] - effects[token, token])
+        assert torch.allclose(sum(moved[name] for name in names), expected, rtol=1e-3)
+
+
+def test_the_order_is_greedy_and_prices_add_up() -> None:
+    effects = torch.randn(2, 5, 7, 7, generator=torch.Generator().manual_seed(4))
+    groups = {token: [token] for token in range(7)}
+    for merge in order_merges(effects, torch.ones(7, 7, dtype=torch.bool)):
+
+        def added(first: int, second: int) -> float:
+            alone = squared_error(effects, groups[first]) + squared_error(effects, groups[second])
+            return squared_error(effects, groups[first] + groups[second]) - alone
+
+        assert merge.price == pytest.approx(min(added(*pair) for pair in combinations(groups, 2)), rel=1e-4, abs=1e-6)
+        assert merge.price == pytest.approx(added(merge.first, merge.second), rel=1e-4, abs=1e-6)
+        assert merge.first < merge.second
+        groups[merge.first] += groups.pop(merge.second)
+    assert list(groups) == [0]
+
+
+def test_groups_of_neighbours_hold_together() -> None:
+    grid = (5, 4)
+    effects = torch.randn(1, 3, 20, 20, generator=torch.Generator().manual_seed(5))
+    near = neighbours(grid)
+    merges = order_merges(effects, near)
+    assert len(merges) == 19
+    for members in merged_layer(merges[:12], grid).members():
+        reached = {members[0]}
+        while more := {token for token in members if near[token, list(reached)].any()} - reached:
+            reached |= more
+        assert reached == set(members)
+
+
+def test_a_probe_has_the_covariance_of_the_predictions() -> None:
+    logits = torch.tensor([2.0, 0.5, -1.0])
+    generator = torch.Generator().manual_seed(6)
+    probes = probe(logits.expand(200_000, 3), True, generator)
+    p = logits.softmax(0)
+    assert torch.allclose(probes.T @ probes / len(probes), torch.diag(p) - torch.outer(p, p), atol=2e-3)
+
+
+def test_equal_tokens_merge_for_nothing() -> None:
+    """An image with two halves that are the same everywhere, and no positions: merging them changes nothing."""
+    model = small_vit()
+    with torch.no_grad():
+        model.pos_embed.zero_()
+    images = torch.randn(2, 3, 96, 48, generator=torch.Generator().manual_seed(7)).repeat(1, 1, 1, 2)
+    prices = pmvit.price(model, [images], groups="any", progress=False)
+    made = pmvit.plan(prices, keep=0.5)
+    assert {layer.num_kept for layer in made.layers.values()} == {18}
+    assert all(
+        token % 6 % 3 == made.layers[0].centres[group] % 6 % 3 for token, group in enumerate(made.layers[0].groups)
+    )
+    with torch.inference_mode():
+        assert torch.allclose(pmvit.compress(model, made)(images), model(images), atol=1e-4)
+
+
+def test_memory_and_batches_make_no_difference(images: Tensor, prices: pmvit.Prices) -> None:
+    in_turns = pmvit.price(small_vit(), [images], memory=8 * 6 * 36**2 / 1e9, progress=False)
+    assert in_turns.merges == prices.merges
+    loader = [(images[:3], torch.zeros(3)), (images[3:], torch.zeros(3))]
+    by_batch = pmvit.price(small_vit(), loader, images=5, progress=False)
+    assert by_batch.images == 5
+    assert by_batch.merges != prices.merges
+
+
+def test_mirror_images_count_alike(images: Tensor, prices: pmvit.Prices) -> None:
+    effects = torch.randn(2, 2, 6, 6, generator=torch.Generator().manual_seed(8))
+    swapped = mirrored(effects, (2, 3))
+    assert torch.equal(mirrored(swapped, (2, 3)), effects)
+    assert torch.equal(swapped[..., 0, 4], effects[..., 2, 4])  # the first row's ends change places, middles stay
+    everything = torch.ones(6, 6, dtype=torch.bool)
+    both, other = (torch.cat(pair, dim=1) for pair in ((effects, swapped), (swapped, effects)))
+    assert [merge.price for merge in order_merges(both, everything)] == pytest.approx(
+        [merge.price for merge in order_merges(other, everything)], rel=1e-4
+    )
+    assert pmvit.price(small_vit(), [images], mirror=False, progress=False).merges != prices.merges
+
+
+def test_slopes_are_those_of_the_hull() -> None:
+    price = torch.tensor([0.0, 3.0, 4.0, 4.5, 8.0, 9.0], dtype=torch.float64)
+    saved = torch.tensor([0.0, -1.0, 2.0, 4.0, 5.0, 6.0], dtype=torch.float64)
+    assert rising_slopes(price, saved).tolist() == [1.125] * 3 + [2.25] * 2
+
+
+def test_no_other_allocation_of_as_many_flops_is_cheaper() -> None:
+    """With convex prices, the ranked merges are the best of all ways to do as many."""
+    cost = ModelCost(10, tuple(BlockCost(1000 * scale, 0, 0, 1) for scale in (1, 3)))
+    rows = [tuple(Merge(0, step, float(price)) for step, price in enumerate(row, 1)) for row in ([1, 2, 6], [2, 5, 9])]
+    prices = pmvit.Prices(tuple(rows), (2, 2), 0, cost, pmvit.PriceConfig(), 1, "test", "nothing")
+    ranked = rank_merges(prices, (0, 1))
+    totals = [[sum(merge.price for merge in row[:done]) for done in range(4)] for row in rows]
+    for count in range(7):
+        done = [ranked[:count].count(0), ranked[:count].count(1)]
+        spent = sum(total[each] for total, each in zip(totals, done, strict=True))
+        macs = 1000 * (4 - done[0]) / 4 + 3000 * (4 - done[1]) / 4
+        for first in range(4):
+            for second in range(4):
+                if 1000 * (4 - first) / 4 + 3000 * (4 - second) / 4 <= macs:
+                    assert totals[0][first] + totals[1][second] >= spent
+
+
+def test_budgets_are_met(prices: pmvit.Prices) -> None:
+    made = pmvit.plan(prices, keep=0.6)
+    assert sum(layer.num_kept for layer in made.layers.values()) == round(0.6 * 3 * 36)
+    assert made.reconstruct == "residual"
+    assert made.attention_bias
+    share = pmvit.plan(prices, flops_share=0.7, method="measured")
+    small = pmvit.compress(small_vit(), share)
+    assert predicted_macs(prices, share) == pmvit.flops(small).macs
+    assert 0.68 < pmvit.flops(small).macs / prices.cost.macs <= 0.7
+    assert 0 not in pmvit.plan(prices, keep=0.6, skip=(0,)).layers
+
+
+def test_a_file_gives_the_same_prices(prices: pmvit.Prices, tmp_path: Path) -> None:
+    prices.save(tmp_path / "prices.json")
+    assert pmvit.Prices.load(tmp_path / "prices.json") == prices
+    document = json.loads((tmp_path / "prices.json").read_text())
+    document["merges"][1][3] = document["merges"][1][2]
+    (tmp_path / "broken.json").write_text(json.dumps(document))
+    with pytest.raises(pmvit.PmvitError, match="block 1: expected merges of two groups that are left"):
+        pmvit.Prices.load(tmp_path / "broken.json")
+
+
+def test_mistakes_get_one_line(prices: pmvit.Prices, images: Tensor) -> None:
+    model = small_vit()
+    with pytest.raises(pmvit.PmvitError, match="prune, grouping: expected beside scores alone"):
+        pmvit.plan(prices, keep=0.5, prune=0.2, grouping="row")
+    with pytest.raises(pmvit.PmvitError, match="makes plans from scores; got prices"):
+        pmvit.plan(prices, keep=0.5, method="scored")
+    with pytest.raises(pmvit.PmvitError, match="makes plans from prices; got scores"):
+        pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, method="measured")
+    with pytest.raises(pmvit.PmvitError, match="the loader is empty"):
+        pmvit.price(model, [], progress=False)
+    with pytest.raises(pmvit.PmvitError, match="block 0: what is measured is not finite"):
+        pmvit.price(model, [images * torch.nan], progress=False)
+    with pytest.raises(pmvit.PmvitError, match="price the original"):
+        pmvit.price(pmvit.compress(model, pmvit.plan(prices, keep=0.5)), [images])
+    with pytest.raises(pmvit.PmvitError, match="a SwinTransformer attends inside windows: plan from scores"):
+        pmvit.price(small_swin(), [images])
+    with pytest.raises(pmvit.PmvitError, match="images: expected a number above 0"):
+        replace(prices.config, images=0)
+
+
+def test_measured_plans_keep_more_of_the_demo_model() -> None:
+    """On other images and at the same cost, predictions stay nearer to the original's than with a plan from scores."""
+    model = demo_model()
+    train, test = (demo_loader(half, 64, 128) for half in ("train", "test"))
+    sources = pmvit.price(model, train, progress=False), pmvit.score(model, train, progress=False)
+    measured, scored = (
+        pmvit.evaluate(pmvit.compress(model, pmvit.plan(each, flops_share=0.7)), test, reference=model, progress=False)
+        for each in sources
+    )
+    assert measured.kl is not None
+    assert scored.kl is not None
+    assert measured.kl < 0.9 * scored.kl
