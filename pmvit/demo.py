@@ -1,6 +1,8 @@
 """The demo: the whole of pmvit on a small ViT, in about two minutes."""
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,8 +26,12 @@ TUNING_BATCH = 25
 ROUNDS = 15
 
 
-def run(output: Path, console: Console) -> None:
-    """Score, plan, compress, fine-tune, evaluate, time and picture; model and picture go to `output`."""
+def run(output: Path, console: Console) -> dict[str, Any]:
+    """Score, plan, compress, fine-tune, evaluate, time and picture; model and picture go to `output`.
+
+    Returns:
+        What the last table shows, as data.
+    """
     model = demo_model()
     test = demo_loader("test")
     scores = score(model, demo_loader("train"))
@@ -54,9 +60,18 @@ def run(output: Path, console: Console) -> None:
     summary.add_row("agreement with the original", "", *agreements)
     costs = flops(model).gflops, flops(small).gflops
     summary.add_row("GFLOPs (MACs)", f"{costs[0]:.3f}", f"{costs[1]:.3f}", "")
-    summary.add_row("speed, batch of 64, eager", "1.00x", str(speedup(times, "as it is", "original")), "")
-    summary.add_row("  optimised for inference", "", str(speedup(times, "optimised", "original")), "")
+    speeds = {name: speedup(times, name, "original") for name in ("as it is", "optimised")}
+    summary.add_row("speed, batch of 64, eager", "1.00x", str(speeds["as it is"]), "")
+    summary.add_row("  optimised for inference", "", str(speeds["optimised"]), "")
     console.print(summary)
     name = CLASSES[int(test_labels[0])]
     console.print(f"what each block keeps of a test image ({name}): {output / 'blocks.png'}")
     console.print(f"the fine-tuned model: {output}")
+    stages = ("original", "compressed", "tuned")
+    return {
+        "model": output,
+        "picture": output / "blocks.png",
+        "evaluations": {stage: asdict(result) for stage, result in zip(stages, evaluations, strict=True)},
+        "gflops": dict(zip(stages, (*costs, costs[1]), strict=True)),
+        "speedups": {name: ratio._asdict() for name, ratio in speeds.items()},
+    }

@@ -107,12 +107,12 @@ def test_steps_one_by_one_give_the_same(compressed: Path, images: Path, tmp_path
 
 def test_a_measured_plan_in_one_go_or_step_by_step(images: Path, tmp_path: Path) -> None:
     model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
-    result = pmvit_command(
+    result = pmvit_here(
         *("compress", *model, "--data", images, "--method", "measured", "--images", 40, "--flops-share", 0.7),
         *("--groups", "any", "-o", tmp_path / "out"),
     )
     assert result.returncode == 0, result.stderr
-    result = pmvit_command("plan", tmp_path / "out/prices.json", "--flops-share", 0.7, "-o", tmp_path / "plan.json")
+    result = pmvit_here("plan", tmp_path / "out/prices.json", "--flops-share", 0.7, "-o", tmp_path / "plan.json")
     assert result.returncode == 0, result.stderr
     prices = pmvit.Prices.load(tmp_path / "out/prices.json")
     assert prices.images == 40
@@ -140,17 +140,17 @@ def test_a_single_file_and_foreign_classes(images: Path, tmp_path: Path) -> None
 
 def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None:
     model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
-    result = pmvit_command("compress", *model, "--method", "tome", "--r", "9,9,9,9,9,8", "-o", tmp_path / "tome")
+    result = pmvit_here("compress", *model, "--method", "tome", "--r", "9,9,9,9,9,8", "-o", tmp_path / "tome")
     assert result.returncode == 0, result.stderr
     assert "ToMe: r (9, 9, 9, 9, 9, 8)" in result.stdout
     batch = demo_loader("test", count=4)[0][0]
     with torch.inference_mode():
         expected = methods.compress(demo_model(), "tome", r=(9, 9, 9, 9, 9, 8))(batch)
         assert torch.equal(pmvit.load(tmp_path / "tome")(batch), expected)
-    numbers = json.loads(pmvit_command("info", tmp_path / "tome", "--json").stdout)
+    numbers = json.loads(pmvit_here("info", tmp_path / "tome", "--json").stdout)
     assert numbers["method"]["name"] == "tome"
     assert numbers["compressed"]["macs"] < numbers["original"]["macs"]
-    result = pmvit_command(
+    result = pmvit_here(
         *("compare", *model, "--data", images, "--images", 64, "--workers", 0, "--gflops", 0.2, "--runtime", "none"),
         *("--methods", "evit,uniform", "--with", tmp_path / "tome", "-o", tmp_path / "compared"),
     )

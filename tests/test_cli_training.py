@@ -100,9 +100,7 @@ def test_run_goes_on_at_every_stage(start: Path, tmp_path: Path) -> None:
     assert whole.returncode == 0, whole.stderr
     assert same(read_tensors(tmp_path / "whole/model.safetensors"), read_tensors(tmp_path / "out/model.safetensors"))
     begun = time.monotonic()
-    assert (
-        json.loads(pmvit_here(*command, "--json").stdout)["evaluations"]["tuned"]["top1"] == results["tuned"]["top1"]
-    )
+    assert json.loads(pmvit_here(*command, "--json").stdout)["evaluations"]["tuned"]["top1"] == results["tuned"]["top1"]
     assert time.monotonic() - begun < 30
     other = pmvit_here(*[0.5 if argument == 0.6 else argument for argument in command])
     assert other.returncode == 1

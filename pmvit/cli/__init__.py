@@ -1,6 +1,10 @@
 """The command line: one verb a step, each a few lines over the function of the same name."""
 
 import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
 
 from pmvit.cli import comparison, compression, deployment, inspection, pictures, training
 from pmvit.cli.common import app, fail
@@ -12,15 +16,28 @@ __all__ = ["app", "comparison", "compression", "deployment", "inspection", "main
 def main() -> None:
     """Run the command line.
 
-    Exit code 0; 1 for what did not fit or failed, 2 for wrong usage, 130 when interrupted, 143 when terminated.
+    Exit code 0; 1 for what did not fit or failed, 2 for wrong usage, 130 when interrupted, 143 when terminated, 141
+    when nobody reads the output any more.
     """
+    signal.signal(signal.SIGTERM, _end)
     try:
-        app()
+        app(prog_name="pmvit")
     except PmvitError as error:
         fail(str(error), code=128 + getattr(error, "signal_number", -127))
     except Exception as error:
         if os.environ.get("PMVIT_DEBUG"):
             raise
-        reason = str(error).strip().splitlines()
-        message = f"{type(error).__name__}: {reason[0] if reason else 'no message'}"
-        fail(f"{message} (PMVIT_DEBUG=1 shows where)")
+        fail(_said(error))
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    """End as an error would: what is half-written is taken away."""
+    sys.exit(128 + number)
+
+
+def _said(error: Exception) -> str:
+    """An error that is not pmvit's own, in one line."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    reason = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {reason[0] if reason else 'no message'} (PMVIT_DEBUG=1 shows where)"

@@ -1,9 +1,10 @@
 """The other methods on the command line: `compress --method`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pmvit.cli.common import PLANNERS, block_numbers, console, pairs, print_costs
+from pmvit.cli.common import PLANNERS, block_numbers, console, pairs, print_costs, print_json
 from pmvit.cli.options import PLAN_OPTIONS, PRICE_OPTIONS, SCORE_OPTIONS, given
 from pmvit.errors import PmvitError
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 SHARED = {"method", "keep", "gflops", "skip"}  # options of a plan that a method may have, too
 
 
-def by_method(model: "nn.Module", output: Path, options: dict[str, Any], arguments: dict[str, Any]) -> None:
+def by_method(
+    model: "nn.Module", output: Path, options: dict[str, Any], arguments: dict[str, Any], as_json: bool
+) -> None:
     """Compress a model by another method and save it."""
     import pmvit
     from pmvit import methods
@@ -28,7 +31,12 @@ def by_method(model: "nn.Module", output: Path, options: dict[str, Any], argumen
     method = chosen_method(model, options)
     small = methods.apply(model, method)
     pmvit.save(small, output, arguments=arguments)
-    print_method(method, pmvit.flops(model), pmvit.flops(small))
+    before, after = pmvit.flops(model), pmvit.flops(small)
+    if as_json:
+        costs = {"original": asdict(before), "compressed": asdict(after)}
+        print_json({"model": output, "method": method.describe(), **costs})
+        return
+    print_method(method, before, after)
     console.print(f"compressed model: {output}")
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from pmvit.cli.common import app, console, print_json
 from pmvit.cli.options import AsJson, Data, Device, FirstLabel, Output, Saved
@@ -49,12 +48,11 @@ def segment(
         ]
         print_json({"sheet": str(sheet), "images": rows, "broken_files": made.broken.files})
         return
-    table = Table(show_edge=False, pad_edge=False)
-    for title in ("picture", "agreement", "mIoU", "compressed"):
-        table.add_column(title, justify="left" if title == "picture" else "right")
-    for path, values in zip(pictures, measures, strict=True):
-        table.add_row(path.name, *("-" if value is None else f"{value:.1%}" for value in values))
-    console.print(table)
+    cells = [
+        (path.name, *("-" if value is None else f"{value:.1%}" for value in values))
+        for path, values in zip(pictures, measures, strict=True)
+    ]
+    console.table(("picture", "agreement", "mIoU", "compressed"), cells)
     if made.broken:
         console.print(made.broken.summary(), style="yellow")
     console.print(f"all of them on one sheet: {sheet}")
