@@ -6,6 +6,8 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+import typer
+
 from pmvit.cli import comparison, compression, deployment, inspection, pictures, training
 from pmvit.cli.common import app, fail
 from pmvit.errors import PmvitError
@@ -21,13 +23,32 @@ def main() -> None:
     """
     signal.signal(signal.SIGTERM, _end)
     try:
-        app(prog_name="pmvit")
+        _command_line()(prog_name="pmvit")
     except PmvitError as error:
         fail(str(error), code=128 + getattr(error, "signal_number", -127))
     except Exception as error:
         if os.environ.get("PMVIT_DEBUG"):
             raise
         fail(_said(error))
+
+
+def _command_line() -> typer.Typer:
+    """All verbs under one name.
+
+    Options of its own it has only where they can be meant, before any verb: for such an option typer loads pydantic,
+    even unused. And what makes help pretty takes as long to load as all the rest.
+    """
+    is_alone = "_PMVIT_COMPLETE" in os.environ or not sys.argv[1:] or sys.argv[1].startswith("-")
+    result = typer.Typer(
+        help="Prune and Merge: token compression for Vision Transformers.",
+        no_args_is_help=True,
+        add_completion=is_alone,
+        add_help_option=is_alone,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    result.registered_commands = app.registered_commands
+    return result
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

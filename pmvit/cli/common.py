@@ -24,13 +24,7 @@ if TYPE_CHECKING:
     from pmvit.pricing import Prices
     from pmvit.scoring import Scores
 
-app = typer.Typer(
-    help="Prune and Merge: token compression for Vision Transformers.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # what makes help pretty takes as long to load as all the rest
-)
+app = typer.Typer()  # the verbs register here
 PLANNERS = (None, "scored", "measured")  # what --method may say, once it is settled, for a plan to be made
 
 
