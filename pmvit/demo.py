@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pmvit.card import Facts
 from pmvit.compress import compress, save
 from pmvit.cost import flops
 from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
@@ -24,6 +25,7 @@ KEEP, PRUNE = 0.6, 0.1
 TUNING = FinetuneConfig(epochs=4, lr=3e-4, alpha=1.0, warmup_epochs=0.25)
 TUNING_BATCH = 25
 ROUNDS = 15
+STAGES = ("original", "compressed", "tuned")
 
 
 def run(output: Path, console: Console) -> dict[str, Any]:
@@ -46,7 +48,8 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     images = test[0][0][:64]
     times = compare({"original": model, "as it is": small, "optimised": optimize_for_inference(small)}, images, ROUNDS)
 
-    save(small, output)
+    measured = dict(zip(STAGES, map(asdict, evaluations), strict=True))
+    save(small, output, facts=Facts(measured, {"finetune": asdict(TUNING)}))
     test_images, test_labels = demo_images("test", 1)
     picture = plan_picture(test_images.float() / 255, chosen)
     write_atomically(output / "blocks.png", lambda temporary: picture.save(temporary, format="PNG"))
@@ -67,11 +70,10 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     name = CLASSES[int(test_labels[0])]
     console.print(f"what each block keeps of a test image ({name}): {output / 'blocks.png'}")
     console.print(f"the fine-tuned model: {output}")
-    stages = ("original", "compressed", "tuned")
     return {
         "model": output,
         "picture": output / "blocks.png",
-        "evaluations": {stage: asdict(result) for stage, result in zip(stages, evaluations, strict=True)},
-        "gflops": dict(zip(stages, (*costs, costs[1]), strict=True)),
+        "evaluations": measured,
+        "gflops": dict(zip(STAGES, (*costs, costs[1]), strict=True)),
         "speedups": {name: ratio._asdict() for name, ratio in speeds.items()},
     }

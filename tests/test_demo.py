@@ -35,4 +35,4 @@ def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(
     assert pmvit.flops(small).gflops < 0.18
     assert Image.open(tmp_path / "out" / "blocks.png").width > 600
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"model.safetensors", "plan.json", "config.json", "blocks.png"}
+    assert names == {"model.safetensors", "plan.json", "config.json", "README.md", "blocks.png"}

@@ -3,6 +3,8 @@
 import atexit
 import json
 import os
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from torch import nn
 
+    from pmvit.card import Facts
     from pmvit.cost import Flops
     from pmvit.planning import Plan
     from pmvit.pricing import Prices
@@ -160,6 +163,20 @@ def open_model(
     model = create_model(name, weights, **pairs("--model-arg", arguments), **more)
     cast("Any", model).pretrained_cfg.update(pairs("--data-arg", preparation))
     return model.to(device)
+
+
+def facts_of(model: "nn.Module", name: str, weights: Path | None) -> "Facts":
+    """What a model card may say of a model that was named so: the command, and where its weights are from if known."""
+    from pmvit.card import Facts
+
+    command = shlex.join(["pmvit", *sys.argv[1:]])
+    library, colon, rest = name.partition(":")
+    if weights is not None or Path(name).exists():
+        return Facts(command=command)
+    if colon:
+        return Facts(command=command, base_model=rest if library in ("hf", "hf-hub") else None)
+    known = getattr(model, "pretrained_cfg", {})
+    return Facts(command=command, base_model=known.get("hf_hub_id"), license=known.get("license"))
 
 
 def pairs(option: str, texts: list[str] | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pmvit.cli.common import (
     app,
     blocks_of,
     console,
+    facts_of,
     follow_paper,
     meter,
     open_model,
@@ -170,7 +171,7 @@ def compress(
             raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {sources[0]}")
         segmenter = given(options, SEGMENTER_OPTIONS)
         network = open_model(model, weights, model_arg, data_arg, device, segmenter)
-        by_method(network, output, options, pairs("--model-arg", model_arg), as_json)
+        by_method(network, output, options, pairs("--model-arg", model_arg), facts_of(network, model, weights), as_json)
         return
     if unused := given(options, METHOD_OPTIONS):
         raise PmvitError(f"{', '.join(unused)}: for --method tome and the like alone; see docs/methods.md")
@@ -207,7 +208,7 @@ def compress(
             return
         made = pmvit.plan(source, measure=meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
-    pmvit.save(small, output, arguments=pairs("--model-arg", model_arg))
+    pmvit.save(small, output, arguments=pairs("--model-arg", model_arg), facts=facts_of(network, model, weights))
     before, after = pmvit.flops(network), pmvit.flops(small)
     if as_json:
         costs = {"original": asdict(before), "compressed": asdict(after)}

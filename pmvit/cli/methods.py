@@ -11,13 +11,14 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from torch import nn
 
+    from pmvit.card import Facts
     from pmvit.methods import Method
 
 SHARED = {"method", "keep", "gflops", "skip"}  # options of a plan that a method may have, too
 
 
 def by_method(
-    model: "nn.Module", output: Path, options: dict[str, Any], arguments: dict[str, Any], as_json: bool
+    model: "nn.Module", output: Path, options: dict[str, Any], arguments: dict[str, Any], facts: "Facts", as_json: bool
 ) -> None:
     """Compress a model by another method and save it."""
     import pmvit
@@ -30,7 +31,7 @@ def by_method(
     check_output(output)
     method = chosen_method(model, options)
     small = methods.apply(model, method)
-    pmvit.save(small, output, arguments=arguments)
+    pmvit.save(small, output, arguments=arguments, facts=facts)
     before, after = pmvit.flops(model), pmvit.flops(small)
     if as_json:
         costs = {"original": asdict(before), "compressed": asdict(after)}

@@ -117,7 +117,7 @@ def fail(message: str, code: int = 1) -> NoReturn:
     from rich.console import Console
     from rich.text import Text
 
-    line = " ".join(message.split("\n"))
+    line = message.strip().partition("\n")[0]
     Console(stderr=True).print(Text.assemble(("pmvit: ", "bold red"), line), soft_wrap=True)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stderr.flush()

@@ -234,7 +234,8 @@ def adapter_for(model: nn.Module) -> Adapter:
         return adapter
     families = "".join(f"\n  - {family}" for family in supported_families())
     raise PmvitError(
-        f"no adapter knows a {type(model).__module__}.{type(model).__name__}. Supported are:{families}\n"
+        f"expected one of the supported vision transformers; no adapter knows a {type(model).__module__}."
+        f"{type(model).__name__}\nSupported are:{families}\n"
         f"To add it, say where its blocks and tokens are:\n{EXAMPLE}"
     )
 
