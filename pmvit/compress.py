@@ -16,7 +16,7 @@ from pmvit._modes import check_trainable
 from pmvit.card import Facts, write_card
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields, parse_document, write_atomically, write_text
+from pmvit.files import check_fields, check_writable, parse_document, write_atomically, write_text
 from pmvit.methods.base import apply, method_from, method_of, remove
 from pmvit.models import Adapter, HostChange, adapter_for, adapter_of_family
 from pmvit.outputs import predict
@@ -225,10 +225,9 @@ def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple
 
 def check_output(path: Path) -> None:
     """Raise `PmvitError` if a model cannot be saved there."""
-    if path.suffix == ".safetensors" and path.is_dir():
-        raise PmvitError(f"expected the name of a file, got the folder {path}")
     if path.suffix != ".safetensors" and path.exists() and not path.is_dir():
         raise PmvitError(f"expected a folder, a new name or a name in .safetensors to save to, got the file {path}")
+    check_writable(path if path.suffix == ".safetensors" else path / MODEL_FILE)
 
 
 def _check_description(adapter: Adapter, original: nn.Module, description: dict[str, Any]) -> None:

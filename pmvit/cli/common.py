@@ -213,8 +213,10 @@ def run_score(
 ) -> "Scores":
     """Score and write the scores; partial sums are kept beside them, so that a stopped run goes on where it was."""
     import pmvit
+    from pmvit.files import check_writable
     from pmvit.loading import open_loader
 
+    check_writable(output)
     config = pmvit.ScoreConfig(**given(options, SCORE_OPTIONS))
     masks = {"first_label": options.get("first_label")}
     share = {"shuffle": True, **masks, "process": here.index, "processes": here.count, **reading}
@@ -237,8 +239,10 @@ def run_price(
 ) -> "Prices":
     """Price merges and write the prices."""
     import pmvit
+    from pmvit.files import check_writable
     from pmvit.loading import open_loader
 
+    check_writable(output)
     loader = open_loader(model, data, labels=False, shuffle=True, **reading)
     prices = pmvit.price(model, loader, progress=here.is_main, **given(options, PRICE_OPTIONS))
     prices.save(output)

@@ -51,8 +51,8 @@ def complete_model(incomplete: str) -> list[str]:
     """Architectures, prefixes of other libraries, and what lies at the path that was begun."""
     library, colon, _ = incomplete.partition(":")
     if colon:
-        names = {"segmenter": timm_names, "torchvision": lambda: list(TORCHVISION)}.get(library, list)()
-        return [f"{library}:{name}" for name in names if f"{library}:{name}".startswith(incomplete)]
+        known = timm_names() if library == "segmenter" else TORCHVISION if library == "torchvision" else ()
+        return [f"{library}:{name}" for name in known if f"{library}:{name}".startswith(incomplete)]
     names = [*timm_names(), "hf-hub:", "hf:", "segmenter:", "torchvision:"]
     return [name for name in names if name.startswith(incomplete)] + _saved_models(incomplete)
 

@@ -9,6 +9,21 @@ import typer
 
 from pmvit.cli.completion import VALUES, complete_model, value_of
 from pmvit.cli.screen import keep_output_for_json
+from pmvit.errors import PmvitError
+
+
+def usable_device(context: typer.Context, device: str) -> str:
+    """A device that this PyTorch computes on."""
+    if device != "cpu" and not context.resilient_parsing:
+        import torch
+
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise PmvitError(f"--device: expected one that PyTorch can use here; got {device} ({reason})") from None
+    return device
+
 
 MODEL_HELP = (
     "A timm name or hf-hub:owner/name; hf:owner/name (transformers); "
@@ -32,8 +47,18 @@ Validation = Annotated[
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images a batch.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes that read images.")]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, ...", autocompletion=value_of("device"))]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; as many as PyTorch takes if left out.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="cpu, cuda, cuda:1, mps, ...",
+        autocompletion=value_of("device"),
+        callback=usable_device,
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="CPU threads; as many as PyTorch takes if left out.")
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document and nothing else.", callback=keep_output_for_json)
 ]

@@ -19,6 +19,12 @@ def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
     raise PmvitError(f"expected batches of images or of (images, labels); got {type(batch).__name__}")
 
 
+def unreadable(loader: Any) -> str:
+    """Words for an error about a loader without images: that there were some, if none of them could be read."""
+    broken: dict[str, str] = getattr(getattr(loader, "broken", None), "files", {})
+    return f" ({len(broken)} could not be read, the first is {next(iter(broken))})" if broken else ""
+
+
 def check_labels(labels: Tensor, num_classes: int) -> None:
     """Raise `PmvitError` if a label is not one of the model's classes, or 255 for a pixel that is ignored."""
     if labels.dim() > 1:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pmvit._modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit._processes import this_process
 from pmvit.cost import model_cost
-from pmvit.data.batches import unpack
+from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
@@ -57,7 +57,7 @@ def price(
         )
     batches = list(_first_images(loader, config.images))
     if not batches:
-        raise PmvitError("expected at least one batch of images; the loader is empty")
+        raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
     blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
     images = sum(map(len, batches))
     parts = list(_parts(len(blocks), images, layouts[0].num_patches, config.memory))
