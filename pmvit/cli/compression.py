@@ -126,7 +126,9 @@ def compress(
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
-        made = pmvit.plan(pmvit.Scores.load(scores), measure=meter(network), **plan_options)
+        measured = pmvit.Scores.load(scores)
+        made = pmvit.plan(measured, measure=meter(network), **plan_options)
+        measured.save(scores_file(output))
     else:
         reading = {"batch_size": batch_size, "workers": workers}
         measured = run_score(network, cast("str", data), scores_file(output), options, here, **reading)

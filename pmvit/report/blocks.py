@@ -1,15 +1,15 @@
 """What happens to the patches of every block of a compressed model, as plain data: for pictures and for pages."""
 
 from dataclasses import replace
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pmvit.compress import Compression, compression_of
 from pmvit.errors import PmvitError
 from pmvit.methods.base import method_of
-from pmvit.models import adapter_for
+from pmvit.models import TokenLayout, adapter_for
 from pmvit.planning import LayerPlan
 from pmvit.planning.plan import State
 from pmvit.prune_merge import PRUNED, PruneMerge
@@ -72,22 +72,19 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[Bloc
     Raises:
         PmvitError: If the model is not compressed, or by a method without a plan; or the scores are of another one.
     """
-    layers = current_layers(model)
-    adapter = adapter_for(model)
-    layouts, names = adapter.layouts(model), adapter.block_names(model)
+    blocks = blocks_of(model)
     if scores is not None:
-        check_scores(scores, [layout.grid for layout in layouts])
+        check_scores(scores, [block.layout.grid for block in blocks])
     described: list[BlockDescription] = []
-    for index, (layer, layout, name) in enumerate(zip(layers, layouts, names, strict=True)):
-        windows = layout.windows
+    for number, name, (grid, prefix, windows), layer, _ in blocks:
         described.append(
             {
-                "block": index,
+                "block": number,
                 "name": name,
                 "compressed": not layer.is_identity,
-                "grid": list(layout.grid),
+                "grid": list(grid),
                 "windows": None if windows is None else {"size": list(windows.size), "shift": list(windows.shift)},
-                "prefix": layout.num_prefix,
+                "prefix": prefix,
                 "patches": layer.num_tokens,
                 "kept": layer.num_kept,
                 "merged": layer.num_merged,
@@ -96,29 +93,57 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[Bloc
                 "groups": list(layer.groups),
                 "centres": list(layer.centres),
                 "weights": list(layer.weights),
-                "scores": None if scores is None else scores.of(index).tolist(),
+                "scores": None if scores is None else scores.of(number).tolist(),
             }
         )
     return described
 
 
-def current_layers(model: nn.Module) -> list[LayerPlan]:
-    """The plan of each block, first to last, with the weights that the model has now; fine-tuning may have moved them.
+class Block(NamedTuple):
+    """One block of a model as it is now, fine-tuned or not.
 
-    Where tuning filled the matrices (`learn="dense"`), these are the weights of the planned members.
+    Attributes:
+        number: From 0.
+        name: Where it stands in the model.
+        layout: Its grid and windows.
+        layer: Its groups, and the weights with which patches are merged.
+        returns: The weight with which each patch gets back what its group became; 0 where it is pruned.
+    """
+
+    number: int
+    name: str
+    layout: TokenLayout
+    layer: LayerPlan
+    returns: tuple[float, ...]
+
+
+def blocks_of(model: nn.Module) -> list[Block]:
+    """The blocks of a compressed model, first to last.
+
+    Where tuning filled the matrices (`learn="dense"`), the weights are those of the planned members.
+
+    Raises:
+        PmvitError: If the model is not compressed, or by a method without a plan.
     """
     plan = planned(model).plan
-    layers = []
-    for index, name in enumerate(adapter_for(model).block_names(model)):
-        layer = plan.layers.get(index, LayerPlan.keep_all(plan.num_patches(index)))
+    adapter = adapter_for(model)
+    made = []
+    for number, (name, layout) in enumerate(zip(adapter.block_names(model), adapter.layouts(model), strict=True)):
+        layer = plan.layers.get(number, LayerPlan.keep_all(plan.num_patches(number)))
+        returns = (1.0,) * layer.num_tokens
         wrapper = model.get_submodule(name)
         if isinstance(wrapper, PruneMerge):
             groups = torch.tensor(layer.groups)
-            matrix = wrapper.merge_matrix().detach().float().cpu()
-            weights = matrix[groups.clamp(min=0), torch.arange(len(groups))].masked_fill(groups == PRUNED, 0.0)
-            layer = replace(layer, weights=tuple(weights.tolist()))
-        layers.append(layer)
-    return layers
+            layer = replace(layer, weights=_entries(wrapper.merge_matrix().t(), groups))
+            returns = _entries(wrapper.reconstruct_matrix(), groups)
+        made.append(Block(number, name, layout, layer, returns))
+    return made
+
+
+def _entries(matrix: Tensor, groups: Tensor) -> tuple[float, ...]:
+    """The entry of each token at its group, of a matrix of shape (tokens, groups)."""
+    entries = matrix.detach().float().cpu()[torch.arange(len(groups)), groups.clamp(min=0)]
+    return tuple(entries.masked_fill(groups == PRUNED, 0.0).tolist())
 
 
 def planned(model: nn.Module) -> Compression:

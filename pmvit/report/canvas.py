@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -160,6 +161,12 @@ def write_png(picture: Image.Image, path: Path) -> Path:
     """Write pixels, all or nothing."""
     write_atomically(path, lambda temporary: picture.save(temporary, format="PNG", optimize=True))
     return path
+
+
+def numbered_stem(number: int, count: int, name: str) -> str:
+    """The name of a picture's file, without its ending, from the number of an image of so many and the image's name."""
+    words = re.sub(r"[^\w.-]+", "-", Path(name).stem)
+    return f"{number + 1:0{len(str(count))}}-{words}"
 
 
 def font(size: int) -> Font:

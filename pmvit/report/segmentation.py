@@ -1,6 +1,5 @@
 """What segmenters make of images: input, ground truth, original, compressed and difference side by side."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from pmvit.data.batches import IGNORED
 from pmvit.data.folder import Broken
 from pmvit.errors import PmvitError
 from pmvit.evaluation.segmentation import PixelCounts
-from pmvit.report.canvas import write_png
+from pmvit.report.canvas import numbered_stem, write_png
 from pmvit.report.colours import NEUTRAL, palette
 from pmvit.report.legend import Entry
 from pmvit.report.overlays import BETTER, CHANGED, DIFFERENCES, WORSE, difference_overlay, differences, mask_overlay
@@ -124,10 +123,9 @@ class Segmentation:
         if Path(folder).is_file():
             raise PmvitError(f"expected a folder or a new name to write pictures to, got the file {folder}")
         written = [write_png(self.sheet(), Path(folder) / "sheet.png")]
-        digits = len(str(len(self.images)))
         for number, image in enumerate(self.images):
-            stem = re.sub(r"[^\w.-]+", "-", Path(image.name).stem)
-            written.append(write_png(self.picture(number), Path(folder) / f"{number + 1:0{digits}}-{stem}.png"))
+            stem = numbered_stem(number, len(self.images), image.name)
+            written.append(write_png(self.picture(number), Path(folder) / f"{stem}.png"))
         return written
 
     def _lay_out(self, rows: list[list[Panel]], shown: Sequence[SegmentedImage]) -> Image.Image:
