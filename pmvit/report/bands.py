@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pmvit.report.canvas import FAINT_INK, FRAME, INK, Box, Canvas, Layer, shortened
+from pmvit.report.canvas import FAINT_INK, FRAME, INK, TILE, Box, Canvas, Layer, shortened
 from pmvit.report.colours import BLUE, NEUTRAL, ORANGE, Colour
 from pmvit.report.legend import Entry, Legend
 
-TILE = 168  # longer side; whole pixels for the patches of grids of 7, 14, 28 and 56
 MARGIN, SPACE, GUTTER, BAND_GAP = 16, 10, 92, 22
 TITLE, NAME, TEXT, LINE, BAR, SWATCH, GAP = 20, 14, 12, 17, 6, 12, 16
 FEW, MANY = 6, 8  # blocks in a band, up to two bands of few
@@ -24,7 +23,7 @@ class Heading(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Pictures one over the other, and a line below; without pictures, `words` say why there are none."""
+    """Pictures one over the other, and a line below; without pictures, lines that say why there are none."""
 
     layers: tuple[Layer, ...]
     words: str = ""
@@ -139,10 +138,13 @@ class _Bands:
 
     def _draw_tile(self, canvas: Canvas, tile: Tile, left: int, top: int) -> None:
         box = Box(left, top, *self.size)
+        canvas.rectangle(Box(left - 1, top - 1, self.size[0] + 2, self.size[1] + 2), NEUTRAL, FRAME)
         if tile.layers:
             canvas.picture(box, *tile.layers)
             canvas.text(left, top + self.size[1] + 3, shortened(tile.words, TEXT, self.column), TEXT, FAINT_INK)
             return
-        canvas.rectangle(box, NEUTRAL, FRAME)
-        words = shortened(tile.words, TEXT, self.size[0] - 12)
-        canvas.text(left + 6, top + self.size[1] // 2 - LINE // 2, words, TEXT, FAINT_INK)
+        lines = tile.words.splitlines()
+        middle = top + (self.size[1] - LINE * len(lines)) // 2
+        for number, words in enumerate(lines):
+            words = shortened(words, TEXT, self.size[0] - 12)
+            canvas.text(left + 6, middle + number * LINE, words, TEXT, FAINT_INK)

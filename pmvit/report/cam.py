@@ -13,7 +13,8 @@ from pmvit._modes import evaluation_mode, frozen_parameters
 from pmvit.models import adapter_for
 from pmvit.outputs import gives_logits, predict
 
-OPACITY = 0.75  # of the warmest place
+OPACITY = (0.3, 0.85)  # of the coldest place and the warmest
+MOST = 0.95  # share of the patches below the warmest colour: a few corners often outshine all others
 HEAT = "inferno"  # lightness rises with heat, for all eyes
 
 
@@ -111,13 +112,15 @@ def agreement(first: Tensor | None, second: Tensor | None) -> float | None:
     return float(torch.cosine_similarity(first.flatten(), second.flatten(), dim=0))
 
 
-def heat(values: Tensor, opacity: float = OPACITY) -> Image.Image:
+def heat(values: Tensor) -> Image.Image:
     """A map as colours that lie over an image, warm and opaque where it is high."""
     from matplotlib import colormaps
 
-    shares = (values / values.max().clamp(min=torch.finfo(values.dtype).tiny)).numpy()
+    highest = values.flatten().quantile(MOST) or values.max()
+    shares = (values / highest.clamp(min=torch.finfo(values.dtype).tiny)).clamp(max=1).numpy()
     colours = colormaps[HEAT](shares, bytes=True)
-    colours[..., 3] = np.round(255 * opacity)
+    least, most = OPACITY
+    colours[..., 3] = np.round(255 * (least + (most - least) * shares))
     return Image.fromarray(np.ascontiguousarray(colours))
 
 

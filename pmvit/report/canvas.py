@@ -18,6 +18,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 BACKGROUND: Colour = (250, 250, 250)
 INK, FAINT_INK, FRAME = (25, 25, 25), (95, 95, 95), (170, 170, 170)
+TILE = 168  # longer side of one of many pictures; whole pixels for the patches of grids of 7, 14, 28 and 56
 FAMILY = "Aileron, Helvetica, Arial, 'Liberation Sans', sans-serif"
 BASELINE = 0.95  # of the size of letters, from their top down to the line they stand on
 QUALITY = 90  # of photographs inside an SVG

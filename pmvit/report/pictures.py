@@ -16,11 +16,12 @@ from torch import Tensor
 
 from pmvit.planning import LayerPlan
 from pmvit.prune_merge import PRUNED, Reconstruct
+from pmvit.report.canvas import TILE
 from pmvit.report.colours import NEUTRAL, OKABE_ITO, Colour
 
 WHITE: Colour = (255, 255, 255)
 LINES = (25, 25, 25, 150)
-CELL = 12  # pixels of a patch where lines are drawn between patches
+LEAST_CELL = 3  # pixels of a patch that has a dot, or lines around it
 SEQUENTIAL = "viridis"  # from low to high, for all eyes
 Array = npt.NDArray[Any]
 
@@ -118,12 +119,13 @@ def group_map(layer: LayerPlan, grid: tuple[int, int]) -> Image.Image:
     colours = _colours_of_groups(layer, grid)
     cells = np.array([(*colours.get(group, NEUTRAL), 255) for group in layer.groups], dtype=np.uint8)
     cells[np.asarray(layer.groups) == PRUNED] = (*WHITE, 255)
-    picture = np.repeat(np.repeat(cells.reshape(*grid, 4), CELL, axis=0), CELL, axis=1)
-    dot = slice(CELL // 3, CELL - CELL // 3)
-    blocks = picture.reshape(grid[0], CELL, grid[1], CELL, 4)
+    cell = _cell(grid)
+    picture = np.repeat(np.repeat(cells.reshape(*grid, 4), cell, axis=0), cell, axis=1)
+    dot = slice(cell // 3, cell - cell // 3)
+    patches = picture.reshape(grid[0], cell, grid[1], cell, 4)
     for group, centre in enumerate(layer.centres):
         if group in colours:
-            blocks[centre // grid[1], dot, centre % grid[1], dot] = (0, 0, 0, 255)
+            patches[centre // grid[1], dot, centre % grid[1], dot] = (0, 0, 0, 255)
     return Image.fromarray(picture)
 
 
@@ -150,14 +152,18 @@ def _colours_of_groups(layer: LayerPlan, grid: tuple[int, int]) -> dict[int, Col
 
 def borders(labels: Sequence[int], grid: tuple[int, int]) -> Image.Image:
     """Lines between patches with other labels, and nothing else."""
-    rows, columns = grid
-    cells = np.asarray(labels).reshape(grid)
-    picture = np.zeros((rows * CELL, columns * CELL, 4), dtype=np.uint8)
-    across = np.repeat(cells[1:] != cells[:-1], CELL, axis=1)
-    picture[CELL : rows * CELL : CELL][across] = LINES
-    down = np.repeat(cells[:, 1:] != cells[:, :-1], CELL, axis=0)
-    picture[:, CELL : columns * CELL : CELL][down] = LINES
+    cells, cell = np.asarray(labels).reshape(grid), _cell(grid)
+    picture = np.zeros((grid[0] * cell, grid[1] * cell, 4), dtype=np.uint8)
+    across = np.repeat(cells[1:] != cells[:-1], cell, axis=1)
+    picture[cell::cell][across] = LINES
+    down = np.repeat(cells[:, 1:] != cells[:, :-1], cell, axis=0)
+    picture[:, cell::cell][down] = LINES
     return Image.fromarray(picture)
+
+
+def _cell(grid: tuple[int, int]) -> int:
+    """Pixels of a patch in a picture as large as it is shown, so that no line is lost."""
+    return max(LEAST_CELL, TILE // max(grid))
 
 
 def _from_cells(cells: Array, grid: tuple[int, int]) -> Image.Image:

@@ -12,7 +12,7 @@ from pmvit.planning import LayerPlan
 from pmvit.prune_merge import Reconstruct
 from pmvit.report.bands import SHARES, Header, Heading, Row, Tile, lay_out_bands, tile_size
 from pmvit.report.blocks import Block, planned
-from pmvit.report.cam import Explained, agreement, heat, legend_colours
+from pmvit.report.cam import MOST, Explained, agreement, heat, legend_colours
 from pmvit.report.canvas import Canvas, Layer
 from pmvit.report.colours import NEUTRAL
 from pmvit.report.legend import Entry
@@ -30,10 +30,10 @@ from pmvit.report.pictures import (
 )
 from pmvit.scoring import Scores
 
-NO_MAP = "no patch is read"
+NO_MAP = "no map: what follows\nreads none of its patches"
 HANDED_BACK = {
-    "residual": "reconstructed: every patch of a group gets the group's mean, a pruned patch is as it came; the block "
-    "hands back its update so, which is added to each patch",
+    "residual": "reconstructed: the mean of a group for each of its patches, pruned patches as they came; in the model "
+    "it is an update, added to each patch",
     "pinv": "reconstructed: R M Z + (1 - T) Z (Eq. 4 to 7) on the patches Z, for a block that changes nothing",
 }
 
@@ -75,8 +75,8 @@ def blocks_sheet(photo: Photo, blocks: Sequence[Block], reconstruct: Reconstruct
             continue
         returned = photo.visible(recovered(photo.pixels, layer, grid, block.returns, reconstruct))
         back.append(Tile((Layer(photograph(returned), smooth=True),)))
-    words = {"kept": "kept, as it is", "merged": "merged, in the colour of its group", "pruned": "pruned, white"}
-    legend = {"patches": [Entry(colour, words[state]) for state, colour in SHARES]}
+    words = {"kept": "kept: as it is", "merged": "merged: in the colour of its group", "pruned": "pruned: white"}
+    legend = {"bar": [Entry(colour, words[state]) for state, colour in SHARES]}
     header = Header(f"{Path(photo.name).name}: what each block keeps", [model, HANDED_BACK[reconstruct]], shown)
     rows = [Row(("seen by", "the block"), seen), Row(("reconstructed",), back)]
     return lay_out_bands(header, _headings(blocks), rows, legend, tile_size(*image.shape[1:]))
@@ -100,7 +100,11 @@ def cam_sheet(
             tiles.append(Tile((), NO_MAP) if values is None else Tile((grey, Layer(heat(values), smooth=True)), words))
         rows.append(Row(tuple(name.split(", ")), tiles))
     target = "the whole output" if original.target is None else _class(original.target, names)
-    lines = [model, f"Grad-CAM of {target} on the patches that leave a block, each map from 0 to its own highest value"]
+    lines = [
+        model,
+        f"Grad-CAM of {target} on the patches that leave a block, each map from 0 to its {MOST:.0%} quantile; "
+        "cosine: how alike both maps are",
+    ]
     if original.target is not None:
         lines.append(";  ".join(f"{name}: {_finding(each, names)}" for name, each in explained.items()))
     ends = ("nothing", "", "", "", "most")
@@ -114,11 +118,12 @@ def maps_sheet(blocks: Sequence[Block], scores: Scores | None, model: str, size:
     largest = max(max(group_sizes(block.layer)) for block in blocks)
     rows = [
         Row(("group",), [_group_tile(block) for block in blocks]),
-        Row(("token count", "patches a token"), [_size_tile(block, largest) for block in blocks]),
+        Row(("token count", "patches each"), [_size_tile(block, largest) for block in blocks]),
     ]
     ends = ("low", "", "", "", "high")
     legends: dict[str, Sequence[Entry]] = {
         "bar": [Entry(colour, state) for state, colour in SHARES],
+        "score": [],
         "group": [
             Entry(NEUTRAL, "kept alone"),
             Entry(WHITE, "pruned"),
