@@ -25,6 +25,7 @@ class Explained(NamedTuple):
         target: The class that is explained; `None` for a model without classes, whose whole output is.
         found: The class it finds itself; for a model that labels pixels, the most frequent one.
         confidence: Its probability or, for pixels, the share of them that have it.
+        is_dense: Whether the model finds classes of many places, and not of the image.
         maps: For each block, a number from 0 up a patch, as (rows, columns); `None` if what the model puts out does not
             depend on the patches that leave the block.
     """
@@ -32,6 +33,7 @@ class Explained(NamedTuple):
     target: int | None
     found: int | None
     confidence: float | None
+    is_dense: bool
     maps: list[Tensor | None]
 
 
@@ -69,7 +71,7 @@ def explain(model: nn.Module, image: Tensor, target: int | None = None) -> Expla
         first = layout.num_prefix - suffix
         patches = slice(first, first + layout.num_patches)
         maps.append(None if gradient is None else _cam(tokens, gradient, patches, layout.grid))
-    return Explained(target, found, confidence, maps)
+    return Explained(target, found, confidence, output.dim() > 2, maps)
 
 
 def _tokens(output: Any) -> Tensor:

@@ -13,7 +13,7 @@ from pmvit.prune_merge import Reconstruct
 from pmvit.report.bands import SHARES, Header, Heading, Row, Tile, lay_out_bands, tile_size
 from pmvit.report.blocks import Block, planned
 from pmvit.report.cam import MOST, Explained, agreement, heat, legend_colours
-from pmvit.report.canvas import Canvas, Layer
+from pmvit.report.canvas import TILE, Canvas, Layer
 from pmvit.report.colours import NEUTRAL
 from pmvit.report.legend import Entry
 from pmvit.report.pictures import (
@@ -65,7 +65,7 @@ def about(model: nn.Module) -> str:
 def blocks_sheet(photo: Photo, blocks: Sequence[Block], reconstruct: Reconstruct, model: str) -> Canvas:
     """Fig. 5: for every block, the patches as it sees them, and as they come back."""
     image = photo.visible(photo.pixels)
-    shown = Layer(photograph(image), smooth=True)
+    shown = _layer(image)
     seen, back = [], []
     for block in blocks:
         grid, layer = block.layout.grid, block.layer
@@ -74,7 +74,7 @@ def blocks_sheet(photo: Photo, blocks: Sequence[Block], reconstruct: Reconstruct
             back.append(Tile((shown,)))
             continue
         returned = photo.visible(recovered(photo.pixels, layer, grid, block.returns, reconstruct))
-        back.append(Tile((Layer(photograph(returned), smooth=True),)))
+        back.append(Tile((_layer(returned),)))
     words = {"kept": "kept: as it is", "merged": "merged: in the colour of its group", "pruned": "pruned: white"}
     legend = {"bar": [Entry(colour, words[state]) for state, colour in SHARES]}
     header = Header(f"{Path(photo.name).name}: what each block keeps", [model, HANDED_BACK[reconstruct]], shown)
@@ -87,8 +87,7 @@ def cam_sheet(
 ) -> Canvas:
     """Fig. cam: for every block, where each of the models looks, one below the other; the first is the original."""
     image = photo.visible(photo.pixels)
-    shown = Layer(photograph(image), smooth=True)
-    grey = Layer(photograph(image.mean(0, keepdim=True)), smooth=True)
+    shown, grey = _layer(image), _layer(image.mean(0, keepdim=True))
     original, *_ = explained.values()
     rows = []
     for name, each in explained.items():
@@ -145,6 +144,11 @@ def maps_sheet(blocks: Sequence[Block], scores: Scores | None, model: str, size:
     return lay_out_bands(header, _headings(blocks), rows, legends, size)
 
 
+def _layer(image: Tensor) -> Layer:
+    """A photograph to draw; one that is much smaller than its tile keeps its pixels sharp."""
+    return Layer(photograph(image), smooth=max(image.shape[1:]) > TILE // 2)
+
+
 def _headings(blocks: Sequence[Block]) -> list[Heading]:
     return [_heading(block.number, block.layer) for block in blocks]
 
@@ -195,4 +199,5 @@ def _class(number: int, names: Sequence[str]) -> str:
 def _finding(explained: Explained, names: Sequence[str]) -> str:
     if explained.found is None or explained.confidence is None:
         return "no classes"
-    return f"{_class(explained.found, names)} ({explained.confidence:.0%})"
+    share = f"{explained.confidence:.0%}" + (" of the image" if explained.is_dense else "")
+    return f"{_class(explained.found, names)} ({share})"
