@@ -196,7 +196,9 @@ def compress(
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
-        made = pmvit.plan(read_measurements(scores), measure=meter(network), **plan_options)
+        measured = read_measurements(scores)
+        made = pmvit.plan(measured, measure=meter(network), **plan_options)
+        measured.save(prices_file(output) if isinstance(measured, pmvit.Prices) else scores_file(output))
     else:
         reading = {"batch_size": batch_size, "workers": workers}
         source: Scores | Prices
