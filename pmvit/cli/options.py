@@ -74,10 +74,16 @@ SCORE_OPTIONS = {
     ],
 }
 PRICE_OPTIONS = {
-    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 512 if not given.")],
+    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 1024 if not given.")],
     "groups": Annotated[str | None, typer.Option(help="measured: groups of neighbours (default) or of any tokens.")],
     "mirror": Annotated[
         bool | None, typer.Option("--mirror/--no-mirror", help="measured: mirror images count as well (default).")
+    ],
+    "nested": Annotated[
+        bool | None, typer.Option("--nested/--no-nested", help="measured: what is merged stays merged (default).")
+    ],
+    "early": Annotated[
+        float | None, typer.Option(help="measured: raise prices of the first block so much, later ones less; by 5.")
     ],
 }
 PLAN_OPTIONS = {
