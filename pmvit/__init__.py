@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pmvit.runtime.export import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
     from pmvit.scoring import ScoreConfig, Scores, score
-    from pmvit.training import FinetuneConfig, Finetuned, finetune
+    from pmvit.training import FinetuneConfig, Finetuned, calibrate, finetune
 
 __version__ = "0.1.0"
 
@@ -62,6 +62,7 @@ __all__ = [
     "Segmenter",
     "Visualized",
     "benchmark",
+    "calibrate",
     "compare",
     "compress",
     "create_segmenter",
@@ -103,7 +104,7 @@ _HOMES = {
     "runtime.export": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
     "scoring": ("ScoreConfig", "Scores", "score"),
-    "training": ("FinetuneConfig", "Finetuned", "finetune"),
+    "training": ("FinetuneConfig", "Finetuned", "calibrate", "finetune"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

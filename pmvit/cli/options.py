@@ -89,7 +89,7 @@ PRICE_OPTIONS = {
 PLAN_OPTIONS = {
     "method": Annotated[
         str | None,
-        typer.Option(help="scored (Eq. 9; default), paper (its choices) or measured (priced merges); tome, ..."),
+        typer.Option(help="measured (priced merges; default), scored (Eq. 9; Swin's), paper (its choices); tome, ..."),
     ],
     "keep": Annotated[float | None, typer.Option(help="Share of the patch tokens to keep.")],
     "prune": Annotated[float | None, typer.Option(help="Share of the patch tokens to prune; the rest merge.")],
@@ -172,14 +172,17 @@ FINETUNE_OPTIONS = {
     "keep_checkpoints": Annotated[int | None, typer.Option(help="How many of the last ones are kept.")],
     "log_with": Annotated[str | None, typer.Option(help="A tracker of accelerate, as tensorboard.")],
 }
+CALIBRATE_OPTIONS = {
+    name: FINETUNE_OPTIONS[name] for name in ("epochs", "batch_size", "lr", "hflip", "cpu", "seed", "workers")
+}
 Preset = Annotated[
     str | None,
     typer.Option(
-        help="deit_tiny, deit_small, mae_base, swin_tiny, segmenter or quick; options override it.",
+        help="deit_tiny, deit_small, mae_base, swin_tiny, segmenter, calibrate, quick; options override it.",
         autocompletion=value_of("preset"),
     ),
 ]
-EpochImages = Annotated[int | None, typer.Option(help="Images that make an epoch, where a stream cannot be counted.")]
+EpochImages = Annotated[int | None, typer.Option(help="Images that make an epoch, if not all; for streams.")]
 Learning = Annotated[
     str,
     typer.Option("--learn", help="What tuning may change of M and R: group, dense.", autocompletion=value_of("learn")),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pmvit._modes import check_trainable, evaluation_mode, frozen_parameters
-from pmvit._processes import this_process
 from pmvit.cost import model_cost
 from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
@@ -48,11 +47,9 @@ def price(
     if any(isinstance(module, PruneMerge) for module in model.modules()):
         raise PmvitError("expected an uncompressed model to price; this one is compressed: price the original")
     check_trainable(model)
-    if this_process()[1] > 1:
-        raise PmvitError(f"expected one process to price a model, got {this_process()[1]}: start it without a launcher")
     adapter = adapter_for(model)
     layouts = adapter.layouts(model)
-    if any(layout.windows is not None or layout != layouts[0] for layout in layouts):
+    if not can_price(model):
         raise PmvitError(
             f"expected attention over the whole of one grid to price merges; a {type(model).__name__} attends inside "
             'windows: plan from scores, method="scored"'
@@ -78,6 +75,12 @@ def price(
         data=str(getattr(loader, "name", type(loader).__name__)),
         skip=adapter.default_skip(model),
     )
+
+
+def can_price(model: nn.Module) -> bool:
+    """Whether merges of this model can be priced: all its blocks attend over the whole of one grid."""
+    layouts = adapter_for(model).layouts(model)
+    return all(layout.windows is None and layout == layouts[0] for layout in layouts)
 
 
 def probe(output: Tensor, is_logits: bool, generator: torch.Generator) -> Tensor:
