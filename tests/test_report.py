@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pmvit.planning import LayerPlan
 from pmvit.prune_merge import PruneMerge, Reconstruct, pseudo_inverse
-from pmvit.report.canvas import BACKGROUND, Box, Canvas, Layer, shortened
+from pmvit.report.canvas import BACKGROUND, Box, Canvas, Layer, font, in_lines, shortened
 from pmvit.report.colours import NEUTRAL
 from pmvit.report.pictures import borders, group_map, group_sizes, merged_map, recovered, size_map, value_map
 
@@ -129,3 +129,7 @@ def test_words_fit() -> None:
     assert cut.startswith("a-very")
     assert cut.endswith(".jpg")
     assert "..." in cut
+    lines = in_lines("every patch of a group gets the mean of the group", 12, 100)
+    assert " ".join(lines) == "every patch of a group gets the mean of the group"
+    assert all(font(12).getlength(line) <= 100 for line in lines)
+    assert len(lines) > 2

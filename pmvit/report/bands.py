@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pmvit.report.canvas import FAINT_INK, FRAME, INK, TILE, Box, Canvas, Layer, shortened
+from pmvit.report.canvas import FAINT_INK, FRAME, INK, TILE, Box, Canvas, Layer, in_lines, shortened
 from pmvit.report.colours import BLUE, NEUTRAL, ORANGE, Colour
 from pmvit.report.legend import Entry, Legend
 
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What stands on top: a title, lines below it, and the photograph that it is about, if it is about one."""
+    """What stands on top: a title, sentences below it, and the photograph that it is about, if it is about one."""
 
     title: str
     lines: Sequence[str] = ()
@@ -91,9 +91,11 @@ class _Bands:
     def draw(self, header: Header, headings: Sequence[Heading], legends: Mapping[str, Sequence[Entry]]) -> Canvas:
         beside = MARGIN + (0 if header.photograph is None else self.size[0] + MARGIN)
         sizes = {"text": TEXT, "line": LINE, "swatch": SWATCH, "gap": GAP}
-        key = Legend(legends, self.width - beside - MARGIN, **sizes)
+        room = self.width - beside - MARGIN
+        lines = [line for words in header.lines for line in in_lines(words, TEXT, room)]
         lines_top = MARGIN + TITLE + 12
-        key_top = lines_top + LINE * len(header.lines) + 6
+        key = Legend(legends, room, **sizes)
+        key_top = lines_top + LINE * len(lines) + 6
         shown = 0 if header.photograph is None else MARGIN + self.size[1]
         top = max(key_top + key.height, shown) + BAND_GAP
         bands = -(-len(headings) // self.across)
@@ -101,10 +103,9 @@ class _Bands:
         canvas = Canvas(self.width, height, header.title)
         if header.photograph is not None:
             canvas.picture(Box(MARGIN, MARGIN, *self.size), header.photograph)
-        room = self.width - beside - MARGIN
         canvas.text(beside, MARGIN, shortened(header.title, TITLE, room), TITLE)
-        for number, words in enumerate(header.lines):
-            canvas.text(beside, lines_top + number * LINE, shortened(words, TEXT, room), TEXT, FAINT_INK)
+        for number, words in enumerate(lines):
+            canvas.text(beside, lines_top + number * LINE, words, TEXT, FAINT_INK)
         key.draw(canvas, beside, key_top)
         for start in range(0, len(headings), self.across):
             self._draw_band(canvas, headings[start : start + self.across], start, top)

@@ -186,6 +186,17 @@ def shortened(words: str, size: int, width: int) -> str:
     return f"{words[: kept - kept // 2]}...{words[-(kept // 2) :]}"
 
 
+def in_lines(words: str, size: int, width: int) -> list[str]:
+    """Words in as many lines of a width as they need."""
+    lines: list[str] = []
+    for word in words.split():
+        if lines and font(size).getlength(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
 def _hex(colour: Colour) -> str:
     red, green, blue = colour
     return f"#{red:02x}{green:02x}{blue:02x}"
