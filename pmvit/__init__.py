@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from pmvit.report.segment import segment
     from pmvit.report.segmentation import Segmentation
     from pmvit.report.tradeoff import draw_tradeoff
+    from pmvit.report.visualize import Visualized, visualize
     from pmvit.runtime.benchmark import Benchmark, benchmark, overhead
     from pmvit.runtime.export import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
     from pmvit.scoring import ScoreConfig, Scores, score
-    from pmvit.training import FinetuneConfig, Finetuned, finetune
+    from pmvit.training import FinetuneConfig, Finetuned, calibrate, finetune
 
 __version__ = "0.1.0"
 
@@ -59,7 +60,9 @@ __all__ = [
     "Segmentation",
     "SegmentationEvaluation",
     "Segmenter",
+    "Visualized",
     "benchmark",
+    "calibrate",
     "compare",
     "compress",
     "create_segmenter",
@@ -79,6 +82,7 @@ __all__ = [
     "save",
     "score",
     "segment",
+    "visualize",
 ]
 
 _HOMES = {
@@ -95,11 +99,12 @@ _HOMES = {
     "report.segment": ("segment",),
     "report.segmentation": ("Segmentation",),
     "report.tradeoff": ("draw_tradeoff",),
+    "report.visualize": ("Visualized", "visualize"),
     "runtime.benchmark": ("Benchmark", "benchmark", "overhead"),
     "runtime.export": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
     "scoring": ("ScoreConfig", "Scores", "score"),
-    "training": ("FinetuneConfig", "Finetuned", "finetune"),
+    "training": ("FinetuneConfig", "Finetuned", "calibrate", "finetune"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from pmvit.card import Facts
 from pmvit.compress import compress, save
 from pmvit.cost import flops
-from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
+from pmvit.data.demo import CLASSES, MEAN, STD, demo_images, demo_loader, demo_model
 from pmvit.evaluation import evaluate
-from pmvit.files import write_atomically
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
-from pmvit.report.pictures import plan_picture
+from pmvit.report.blocks import blocks_of
+from pmvit.report.sheets import Photo, about, blocks_sheet
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.timing import compare, speedup
 from pmvit.scoring import score
@@ -50,9 +50,9 @@ def run(output: Path, console: Console) -> dict[str, Any]:
 
     measured = dict(zip(STAGES, map(asdict, evaluations), strict=True))
     save(small, output, facts=Facts(measured, {"finetune": asdict(TUNING)}))
-    test_images, test_labels = demo_images("test", 1)
-    picture = plan_picture(test_images.float() / 255, chosen)
-    write_atomically(output / "blocks.png", lambda temporary: picture.save(temporary, format="PNG"))
+    name = CLASSES[int(demo_images("test", 1)[1][0])]
+    photo = Photo(name, test[0][0][0], (MEAN,), (STD,))
+    blocks_sheet(photo, blocks_of(small), chosen.reconstruct, about(small)).save(output / "blocks.png", "png")
 
     images_seen = evaluations[0].images
     summary = Table(title=f"Fashion-MNIST, {images_seen} test images, {TUNING.epochs} short epochs", pad_edge=False)
@@ -67,7 +67,6 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     summary.add_row("speed, batch of 64, eager", "1.00x", str(speeds["as it is"]), "")
     summary.add_row("  optimised for inference", "", str(speeds["optimised"]), "")
     console.print(summary)
-    name = CLASSES[int(test_labels[0])]
     console.print(f"what each block keeps of a test image ({name}): {output / 'blocks.png'}")
     console.print(f"the fine-tuned model: {output}")
     return {

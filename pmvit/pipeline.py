@@ -17,7 +17,7 @@ from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.files import check_fields, read_document, write_text
 from pmvit.fingerprint import fingerprint
 from pmvit.loading import open_loader, open_validation
-from pmvit.planning import Plan, PlanConfig, plan
+from pmvit.planning import Plan, PlanConfig, choose_method, plan
 from pmvit.pricing import Prices, price
 from pmvit.prune_merge import Learn
 from pmvit.scoring import ScoreConfig, Scores, score
@@ -60,7 +60,7 @@ def run(
 
     Args:
         model: The original.
-        train: Training images, for scores and fine-tuning, as `open_source` takes them.
+        train: Training images, for scores or prices and fine-tuning, as `open_source` takes them.
         val: Images to validate and evaluate on.
         output: The folder.
         score_config: How to score.
@@ -69,7 +69,7 @@ def run(
         learn: What tuning may change of M and R.
         arguments: What the host library's model was created with, where it cannot be read off the model.
         score_batch_size: Images a batch, for the scores.
-        epoch_images: How many images make an epoch, for a stream that cannot be counted.
+        epoch_images: How many images make an epoch, if not all; a stream that cannot be counted needs it.
         first_label: The number of the first class in plain masks.
         measure: The speed-up of a plan, for a budget in speed-up.
         progress: Show progress bars.
@@ -87,16 +87,15 @@ def run(
         reading: dict[str, Any] = {"workers": tuning.workers, "process": process, "first_label": first_label}
         validation = open_validation(model, val, labels=tuning.labels, **reading)
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
-    is_measured = planning.method == "measured"
+    is_measured = choose_method(model, planning, scoring) == "measured"
     source = folder / (PRICES_FILE if is_measured else SCORES_FILE)
     is_there = source.exists()
     wait_for_all()
-    if not is_there and is_measured:
-        loader = open_loader(
-            model, train, labels=False, batch_size=score_batch_size, shuffle=True, workers=tuning.workers
-        )
+    if not is_there and is_measured and is_main:  # a few hundred images are no work to share
+        reading: dict[str, Any] = {"batch_size": score_batch_size, "shuffle": True, "workers": tuning.workers}
+        loader = open_loader(model, train, labels=False, first_label=first_label, **reading)
         price(model, loader, progress=progress).save(source)
-    elif not is_there:
+    elif not is_there and not is_measured:
         partial = folder / f"{SCORES_FILE}.partial"
         shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": tuning.workers}
         shared |= {"batch_size": score_batch_size, "shuffle": True, "first_label": first_label}

@@ -108,7 +108,7 @@ def test_steps_one_by_one_give_the_same(compressed: Path, images: Path, tmp_path
 def test_a_measured_plan_in_one_go_or_step_by_step(images: Path, tmp_path: Path) -> None:
     model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
     result = pmvit_here(
-        *("compress", *model, "--data", images, "--method", "measured", "--images", 40, "--flops-share", 0.7),
+        *("compress", *model, "--data", images, "--images", 40, "--flops-share", 0.7),
         *("--groups", "any", "-o", tmp_path / "out"),
     )
     assert result.returncode == 0, result.stderr
@@ -130,7 +130,7 @@ def test_a_single_file_and_foreign_classes(images: Path, tmp_path: Path) -> None
         (few / path.name).write_bytes(path.read_bytes())
     model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS, "--model-arg", "act_layer=gelu")
     options = ("--data", tmp_path / "images", "--keep", 0.6, "-o", tmp_path / "small.safetensors")
-    with_labels = pmvit_here("compress", *model, *options)
+    with_labels = pmvit_here("compress", *model, *options, "--method", "scored")
     assert "expected 10 class folders" in with_labels.stderr
     result = pmvit_here("compress", *model, *options, "--loss", "predicted")
     assert result.returncode == 0, result.stderr
@@ -264,7 +264,7 @@ def test_an_interrupted_compression_goes_on(few: Any, tmp_path: Path, sent: sign
     images, unbroken = few
     output = tmp_path / "out"
     command = ["compress", "vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS, "--data", images]
-    command += ["--keep", 0.6, "--batch-size", 1, "--workers", 0, "-o", output]
+    command += ["--method", "scored", "--keep", 0.6, "--batch-size", 1, "--workers", 0, "-o", output]
     often = "import pmvit.scoring.run as r, pmvit.cli; r.SECONDS_BETWEEN_CHECKPOINTS = 0; pmvit.cli.main()"
     process = subprocess.Popen(
         [sys.executable, "-c", often, *map(str, command)],

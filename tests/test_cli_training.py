@@ -86,11 +86,11 @@ def test_run_goes_on_at_every_stage(start: Path, tmp_path: Path) -> None:
     command = ["run", start / "model", "--data", start / "data", "--keep", 0.6, "-o", tmp_path / "out", *OPTIONS]
     code, said = stop_after(4, signal.SIGKILL, tmp_path / "out", *command)
     assert code == -signal.SIGKILL, said
-    assert (tmp_path / "out" / "scores.json").exists()
-    scored = (tmp_path / "out" / "scores.json").stat().st_mtime_ns
+    assert (tmp_path / "out" / "prices.json").exists()
+    priced = (tmp_path / "out" / "prices.json").stat().st_mtime_ns
     done = pmvit_here(*command)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "scores.json").stat().st_mtime_ns == scored
+    assert (tmp_path / "out" / "prices.json").stat().st_mtime_ns == priced
     for word in ("original", "compressed", "tuned", "GFLOPs", "agreement"):
         assert word in done.stdout
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -130,3 +130,20 @@ def test_mistakes_get_one_line(start: Path, tmp_path: Path, arguments: tuple[str
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "y" / "model.safetensors").exists()
+
+
+def test_calibrate_goes_on_and_needs_no_labels(start: Path, tmp_path: Path) -> None:
+    """Images without classes, eight of sixteen an epoch; the second call finds all done."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for path in sorted((start / "data" / "val").rglob("*.png"))[:16]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    command = ["calibrate", start / "small", "--data", folder, "-o", tmp_path / "out", "--batch-size", 4, "--epochs", 2]
+    command += ["--epoch-images", 8, "--workers", 0, "--json"]
+    first = pmvit_command(*command)
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["steps"] == 4
+    assert json.loads(pmvit_command(*command).stdout) == json.loads(first.stdout)
+    assert not same(read_tensors(tmp_path / "out/model.safetensors"), read_tensors(start / "small/model.safetensors"))
+    refused = pmvit_command("calibrate", start / "small", "--data", folder, "-o", start / "small")
+    assert "would overwrite the one it is made of" in refused.stderr

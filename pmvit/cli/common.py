@@ -243,7 +243,7 @@ def run_price(
     from pmvit.loading import open_loader
 
     check_writable(output)
-    loader = open_loader(model, data, labels=False, shuffle=True, **reading)
+    loader = open_loader(model, data, labels=False, shuffle=True, first_label=options.get("first_label"), **reading)
     prices = pmvit.price(model, loader, progress=here.is_main, **given(options, PRICE_OPTIONS))
     prices.save(output)
     if loader.broken:

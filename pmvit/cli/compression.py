@@ -156,13 +156,15 @@ def compress(
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
-    """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
+    """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
-    --method tome, evit, tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how
-    much.
+    Merges are priced by what they change in the predictions (measured). Where attention stays inside windows, and with
+    options that only scores have (--prune, --loss, --paper, ...), tokens are scored by Eq. 9 (scored). --method tome,
+    evit, tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
     from pmvit.compress import check_output
+    from pmvit.planning import choose_method
 
     sources = [source for source in (data, scores, plan) if source is not None]
     paper = settle_method(options, paper)
@@ -180,12 +182,7 @@ def compress(
     plan_options = plan_options_of(options, paper)
     if plan is not None and plan_options:
         raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")
-    is_measured = options["method"] == "measured"
-    own, others = (PRICE_OPTIONS, SCORE_OPTIONS) if is_measured else (SCORE_OPTIONS, PRICE_OPTIONS)
-    if unused := given(options, others):
-        raise PmvitError(f"{', '.join(unused)}: expected with --method {'scored' if is_measured else 'measured'} alone")
-    if data is None and (unused := given(options, own)):
-        raise PmvitError(f"{', '.join(unused)}: nothing is {'priced' if is_measured else 'scored'} without --data")
+    _check_measurement(data, options)
     follow_paper(options, paper)
     here = processes(device)
     check_output(output)
@@ -196,11 +193,18 @@ def compress(
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
-        made = pmvit.plan(read_measurements(scores), measure=meter(network), **plan_options)
+        measured = read_measurements(scores)
+        made = pmvit.plan(measured, measure=meter(network), **plan_options)
+        measured.save(prices_file(output) if isinstance(measured, pmvit.Prices) else scores_file(output))
     else:
         reading = {"batch_size": batch_size, "workers": workers}
+        if given(options, PRICE_OPTIONS):
+            plan_options["method"] = "measured"
+        config, scoring = pmvit.PlanConfig(**plan_options), pmvit.ScoreConfig(**given(options, SCORE_OPTIONS))
         source: Scores | Prices
-        if is_measured:
+        if choose_method(network, config, scoring) == "measured":
+            if not here.is_main:
+                return
             source = run_price(network, cast("str", data), prices_file(output), options, here, **reading)
         else:
             source = run_score(network, cast("str", data), scores_file(output), options, here, **reading)
@@ -216,3 +220,14 @@ def compress(
         return
     print_info(made, before, after)
     console.print(f"compressed model: {output}")
+
+
+def _check_measurement(data: str | None, options: dict[str, Any]) -> None:
+    """See that the options for scores and for prices are where something is scored or priced."""
+    to_score, to_price = given(options, SCORE_OPTIONS), given(options, PRICE_OPTIONS)
+    if to_price and (options["method"] == "scored" or to_score):
+        raise PmvitError(f"{', '.join(to_price)}: expected with --method measured alone")
+    if to_score and options["method"] == "measured":
+        raise PmvitError(f"{', '.join(to_score)}: expected with --method scored alone")
+    if data is None and (unused := to_score or to_price):
+        raise PmvitError(f"{', '.join(unused)}: nothing is {'scored' if to_score else 'priced'} without --data")

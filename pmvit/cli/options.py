@@ -74,16 +74,22 @@ SCORE_OPTIONS = {
     ],
 }
 PRICE_OPTIONS = {
-    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 512 if not given.")],
+    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 1024 if not given.")],
     "groups": Annotated[str | None, typer.Option(help="measured: groups of neighbours (default) or of any tokens.")],
     "mirror": Annotated[
         bool | None, typer.Option("--mirror/--no-mirror", help="measured: mirror images count as well (default).")
+    ],
+    "nested": Annotated[
+        bool | None, typer.Option("--nested/--no-nested", help="measured: what is merged stays merged (default).")
+    ],
+    "early": Annotated[
+        float | None, typer.Option(help="measured: raise prices of the first block so much, later ones less; by 5.")
     ],
 }
 PLAN_OPTIONS = {
     "method": Annotated[
         str | None,
-        typer.Option(help="scored (Eq. 9; default), paper (its choices) or measured (priced merges); tome, ..."),
+        typer.Option(help="measured (priced merges; default), scored (Eq. 9; Swin's), paper (its choices); tome, ..."),
     ],
     "keep": Annotated[float | None, typer.Option(help="Share of the patch tokens to keep.")],
     "prune": Annotated[float | None, typer.Option(help="Share of the patch tokens to prune; the rest merge.")],
@@ -166,14 +172,17 @@ FINETUNE_OPTIONS = {
     "keep_checkpoints": Annotated[int | None, typer.Option(help="How many of the last ones are kept.")],
     "log_with": Annotated[str | None, typer.Option(help="A tracker of accelerate, as tensorboard.")],
 }
+CALIBRATE_OPTIONS = {
+    name: FINETUNE_OPTIONS[name] for name in ("epochs", "batch_size", "lr", "hflip", "cpu", "seed", "workers")
+}
 Preset = Annotated[
     str | None,
     typer.Option(
-        help="deit_tiny, deit_small, mae_base, swin_tiny, segmenter or quick; options override it.",
+        help="deit_tiny, deit_small, mae_base, swin_tiny, segmenter, calibrate, quick; options override it.",
         autocompletion=value_of("preset"),
     ),
 ]
-EpochImages = Annotated[int | None, typer.Option(help="Images that make an epoch, where a stream cannot be counted.")]
+EpochImages = Annotated[int | None, typer.Option(help="Images that make an epoch, if not all; for streams.")]
 Learning = Annotated[
     str,
     typer.Option("--learn", help="What tuning may change of M and R: group, dense.", autocompletion=value_of("learn")),

@@ -41,9 +41,9 @@ class Screen:
     def width(self) -> int:
         return self.rich.width
 
-    def print(self, thing: "RenderableType", style: str | None = None) -> None:
+    def print(self, thing: "RenderableType", style: str | None = None, *, soft_wrap: bool = False) -> None:
         if not self.quiet:
-            self.rich.print(thing, style=style)
+            self.rich.print(thing, style=style, soft_wrap=soft_wrap)
 
     def table(
         self,

@@ -22,6 +22,8 @@ from pmvit.cli.common import (
     training_device,
 )
 from pmvit.cli.options import (
+    CALIBRATE_OPTIONS,
+    DATA_HELP,
     FINETUNE_OPTIONS,
     MASK_OPTIONS,
     PLAN_OPTIONS,
@@ -37,6 +39,7 @@ from pmvit.cli.options import (
     Output,
     Paper,
     Preset,
+    Saved,
     Validation,
     WeightsFile,
     given,
@@ -152,6 +155,46 @@ def finetune(
 
         console.print(Broken(result.broken).summary(what="left out of training"), style="yellow")
     console.print(f"tuned model: {output}")
+
+
+@app.command()
+@with_options(CALIBRATE_OPTIONS)
+def calibrate(
+    model: Saved,
+    data: Annotated[str, typer.Option("--data", help=f"Images; labels are not read. {DATA_HELP}")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the calibrated model.")],
+    val: Annotated[str | None, typer.Option("--val", help="Images to compare with the original on.")] = None,
+    teacher: Annotated[str | None, typer.Option(help="Another teacher than the model uncompressed.")] = None,
+    distill: Annotated[bool, typer.Option("--distill/--biases-only", help="After the biases, or only these.")] = True,
+    epoch_images: Annotated[int, typer.Option(min=1, help="Images an epoch at most.")] = 1000,
+    as_json: AsJson = False,
+    **options: Any,
+) -> None:
+    """Bring a compressed model nearer to its original in minutes, without labels; the same command again goes on."""
+    import pmvit
+    from pmvit.training import FinetuneConfig
+
+    if model.exists() and model.resolve() == output.resolve():
+        raise PmvitError(f"the calibrated model would overwrite the one it is made of: choose another folder: {output}")
+    chosen = given(options, CALIBRATE_OPTIONS)
+    here = processes(training_device(chosen.get("cpu", False)))
+    result = pmvit.calibrate(
+        open_model(str(model), None, None, None, "cpu"),
+        data,
+        val=val,
+        teacher=None if teacher is None else open_model(teacher, None, None, None, "cpu"),
+        output=output,
+        resume=True,
+        distill=distill,
+        epoch_images=epoch_images,
+        **chosen,
+    )
+    if here.is_main and as_json:
+        print_json(asdict(result))
+    elif here.is_main:
+        if distill:
+            _print_tuned(result.best, result.best_epoch, FinetuneConfig.preset("calibrate", **chosen).epochs)
+        console.print(f"calibrated model: {output}")
 
 
 def _print_tuned(best: "AnyEvaluation | None", epoch: int, epochs: int) -> None:

@@ -211,8 +211,9 @@ def pixel_training_data(
     workers: int,
     seed: int,
     process: tuple[int, int] = (0, 1),
+    epoch_images: int | None = None,
 ) -> SourceData:
     """Training batches of images as bytes and the labels of their pixels, the same again from any point of a run."""
     prepare_one = partial(prepare_pair, source, augmentation, color_mode(data_config))
     images = Augmented(source.name, len(source), prepare_one, seed)
-    return SourceData(images, batch=batch, workers=workers, seed=seed, process=process)
+    return SourceData(images, batch=batch, workers=workers, seed=seed, process=process, epoch_images=epoch_images)

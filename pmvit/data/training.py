@@ -171,10 +171,11 @@ def _prepare_one(source: Source, transform: Transform, mode: str, index: int) ->
 
 
 class _EpochBatches:
-    """The batches of image numbers of this process in the epoch that was asked for last."""
+    """The batches of image numbers of this process in the epoch that was asked for last, `length` of `count` images."""
 
-    def __init__(self, count: int, batch: int, seed: int, process: int, processes: int) -> None:
+    def __init__(self, count: int, length: int, batch: int, seed: int, process: int, processes: int) -> None:
         self.count = count
+        self.length = length
         self.batch = batch
         self.seed = seed
         self.process = process
@@ -182,7 +183,7 @@ class _EpochBatches:
         self.start = (0, 0)
 
     def __len__(self) -> int:
-        return self.count // (self.batch * self.processes)
+        return self.length // (self.batch * self.processes)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch, skip = self.start
@@ -204,10 +205,12 @@ class SourceData:
         workers: int,
         seed: int,
         process: tuple[int, int],
+        epoch_images: int | None = None,
     ) -> None:
         self.name = images.name
         self.broken = Broken()
-        self._batches = _EpochBatches(len(images), batch, seed, *process)
+        length = len(images) if epoch_images is None else min(epoch_images, len(images))
+        self._batches = _EpochBatches(len(images), length, batch, seed, *process)
         if not len(self._batches):
             raise PmvitError(
                 f"expected at least {batch * process[1]} images, one batch; got {images.name}: lower the batch size"
@@ -377,14 +380,15 @@ def open_training_data(
         workers: Processes that read images.
         seed: Of order and augmentation.
         process: Which of how many training processes this is.
-        epoch_images: How many images of a stream make an epoch; counted where its shards are local.
+        epoch_images: How many images make an epoch, others in each where there are more; if not given, all of them,
+            which a stream can count where its shards are local.
     """
     source = open_source(data, num_classes)
     options: dict[str, Any] = {"batch": batch, "workers": workers, "seed": seed, "process": process}
     mode = color_mode(data_config)
     if not isinstance(source, Stream):
         images = Augmented(source.name, len(source), partial(_prepare_one, source, transform, mode), seed)
-        return SourceData(images, **options)
+        return SourceData(images, **options, epoch_images=epoch_images)
     if epoch_images is None:
         epoch_images = source.count()
     if epoch_images is None:

@@ -139,6 +139,10 @@ class Adapter:
         """
         return arguments
 
+    def num_suffix(self, model: nn.Module) -> int:
+        """How many of the prefix tokens stand behind the patches when a block hands them on."""
+        return 0
+
     def has_class_token(self, model: nn.Module) -> bool:
         """Whether the first token is a class token."""
         return self.layout(model).num_prefix > 0

@@ -21,6 +21,7 @@ from pmvit.windows import Budget, Windows
 BUDGETS = ("keep", "gflops", "flops_share", "speedup")
 DEFAULT_PRUNE = 0.1
 LEAST_DECAY_FACTOR = 0.1
+FOR_SCORES = ("prune", "scope", "normalize_layers", "layer_decay", "grouping", "weights")
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ class PlanConfig:
                 f"expected keep + prune to be at most 1, got {self.keep} + {self.prune}: lower one of them"
             )
 
+    @property
+    def choices_for_scores(self) -> list[str]:
+        """Those options for scores alone that are not at their defaults."""
+        return [name for name in FOR_SCORES if getattr(self, name) != self.__dataclass_fields__[name].default]
+
     def pruned_share(self, keep: float) -> float:
         """The share to prune beside this share of kept tokens."""
         return min(DEFAULT_PRUNE if self.prune is None else self.prune, 1 - keep)
@@ -111,9 +117,6 @@ PAPER: dict[str, Any] = {
     "reconstruct": "pinv",
     "attention_bias": False,
 }
-
-
-FOR_SCORES = ("prune", "scope", "normalize_layers", "layer_decay", "grouping", "weights")
 
 
 def plan(
@@ -219,8 +222,7 @@ def _check_method(source: Scores | Prices, config: PlanConfig) -> None:
     if config.method is not None and is_measured != (config.method == "measured"):
         expected, got = ("prices", "scores") if config.method == "measured" else ("scores", "prices")
         raise PmvitError(f'method="{config.method}" makes plans from {expected}; got {got}')
-    changed = [name for name in FOR_SCORES if getattr(config, name) != PlanConfig.__dataclass_fields__[name].default]
-    if is_measured and changed:
+    if is_measured and (changed := config.choices_for_scores):
         raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; a plan from prices has no such choice")
 
 

@@ -171,5 +171,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mae_base": {**_DEIT_AUGMENTATION, "alpha": 0.8},
     "swin_tiny": {**_DEIT_AUGMENTATION, "alpha": 0.6},
     "segmenter": {"alpha": 1.0, "epochs": 40, "batch_size": 8, "color_jitter": 0.5},
+    "calibrate": {
+        "labels": False,
+        "epochs": 6,
+        "batch_size": 25,
+        "lr": 5e-5,
+        "warmup_epochs": 0.25,
+        "weight_decay": 0.0,
+        "matrices": "learnable",
+        "checkpoint_every": 20,
+    },
     "quick": {"alpha": 1.0, "epochs": 10, "batch_size": 32, "warmup_epochs": 0.5, "checkpoint_every": 50},
 }

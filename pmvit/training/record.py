@@ -20,6 +20,11 @@ FORMAT, VERSION = "pmvit-finetune", 1
 FREE = {"workers", "cpu", "checkpoint_every", "keep_checkpoints", "log_with", "compile", "accumulate"}
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a folder holds a run with checkpoints."""
+    return (folder / CHECKPOINTS).is_dir() and any((folder / CHECKPOINTS).iterdir())
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """Configuration and starting point of a run, and its result once it has one.
@@ -71,8 +76,7 @@ class RunRecord:
         Raises:
             PmvitError: If it is of another run, or there is one and it is not to be resumed.
         """
-        begun = (folder / CHECKPOINTS).is_dir() and any((folder / CHECKPOINTS).iterdir())
-        if not (folder / FILE).exists() or not (begun or resume):
+        if not (folder / FILE).exists() or not (has_begun(folder) or resume):
             return None
         before = RunRecord.read(folder)
         if not resume:

@@ -60,7 +60,7 @@ def finetune(
         config: How to fine-tune; `options` are its fields and override it.
         output: A folder for the best model, the last one (`last/`), checkpoints, `metrics.jsonl` and `curves.png`.
         resume: Go on from the last checkpoint in `output`, if there is one.
-        epoch_images: How many images make an epoch, for a stream that cannot be counted.
+        epoch_images: How many images make an epoch, if not all; a stream that cannot be counted needs it.
         first_label: The number of the first class in plain masks.
         progress: Show a progress bar.
         command: JSON data to keep with the run, for whoever resumes it.
@@ -150,7 +150,8 @@ def training_data(
     classes = adapter_for(model).pixel_classes(model)
     if classes is not None and (config.labels or has_masks(train)):
         pairs = open_pairs(train, classes, "train", first_label)
-        return pixel_training_data(pairs, _pixel_augmentation(config, data_config), data_config, **options)
+        augmentation = _pixel_augmentation(config, data_config)
+        return pixel_training_data(pairs, augmentation, data_config, **options, epoch_images=epoch_images)
     if first_label is not None:
         raise PmvitError(f"first_label is for images with masks; got it for {train}")
     transform = training_transform(

@@ -1,0 +1,97 @@
+"""`calibrate`: bring a compressed model back to its original in minutes, without labels."""
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pmvit._modes import check_trainable
+from pmvit.compress import decompress, is_compressed, save
+from pmvit.data.batches import unpack
+from pmvit.errors import PmvitError
+from pmvit.loading import open_loader
+from pmvit.training.biases import correct_biases
+from pmvit.training.config import FinetuneConfig
+from pmvit.training.record import has_begun
+from pmvit.training.run import finetune
+from pmvit.training.trainer import Finetuned
+
+EPOCH_IMAGES = 1000
+BIAS_IMAGES = 256
+
+
+def calibrate(
+    model: nn.Module,
+    data: str | Path | Iterable[Any],
+    *,
+    val: str | Path | Iterable[Any] | None = None,
+    teacher: nn.Module | None = None,
+    config: FinetuneConfig | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    distill: bool = True,
+    epoch_images: int = EPOCH_IMAGES,
+    progress: bool = True,
+    **options: Any,
+) -> Finetuned:
+    """Let a compressed model learn to predict what its original predicts, in place, on about a thousand images.
+
+    First the biases are corrected in closed form (`correct_biases`), which takes seconds. Then comes `finetune` without
+    labels and with the preset `calibrate`, made for few images and few minutes. Of more images than `epoch_images`,
+    every epoch takes others.
+
+    Args:
+        model: What `compress` returned.
+        data: Images without labels (labels are not read): a path as `finetune` takes it, or a loader with a length.
+        val: Images to compare with the original on after every epoch, likewise.
+        teacher: The original; if none is given, the model itself, uncompressed.
+        config: How to learn, in place of the preset; `options` are its fields and override it.
+        output: A folder for the model and what it takes to resume.
+        resume: Go on from the last checkpoint in `output`, if there is one.
+        distill: Whether to go on after the biases.
+        epoch_images: Images an epoch at most.
+        progress: Show a progress bar.
+
+    Raises:
+        StoppedError: After SIGINT or SIGTERM, once a checkpoint is written.
+        PmvitError: If the model is not compressed, or something does not fit.
+    """
+    if not is_compressed(model):
+        raise PmvitError("expected a compressed model to calibrate; this one is not, and has nothing to come back to")
+    check_trainable(model)
+    teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))
+    folder = Path(output) if output is not None else None
+    if not (resume and folder is not None and has_begun(folder)):
+        correct_biases(model, teacher, _some_images(model, data))
+    if not distill:
+        if folder is not None:
+            save(model, folder)
+        return Finetuned(steps=0, best_epoch=0, best=None, last=None)
+    return finetune(
+        model,
+        train=data,
+        val=val,
+        teacher=teacher,
+        config=config or FinetuneConfig.preset("calibrate"),
+        output=output,
+        resume=resume,
+        epoch_images=epoch_images,
+        progress=progress,
+        **options,
+    )
+
+
+def _some_images(model: nn.Module, data: str | Path | Iterable[Any]) -> Tensor:
+    """Images to take means over, as they are evaluated."""
+    loader = open_loader(model, data, labels=False, shuffle=True) if isinstance(data, (str, Path)) else data
+    found: list[Tensor] = []
+    for batch in loader:
+        found.append(unpack(batch)[0])
+        if sum(map(len, found)) >= BIAS_IMAGES:
+            break
+    if not found:
+        raise PmvitError("expected at least one batch of images; the loader is empty")
+    return torch.cat(found)[:BIAS_IMAGES].to(next(model.parameters()).device)
