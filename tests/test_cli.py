@@ -151,22 +151,8 @@ def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None
     assert numbers["method"]["name"] == "tome"
     assert numbers["compressed"]["macs"] < numbers["original"]["macs"]
     result = pmvit_here(
-        *(
-            "compare",
-            *model,
-            "--data",
-            images,
-            "--images",
-            16,
-            "--batch-size",
-            16,
-            "--workers",
-            0,
-            "--gflops",
-            0.2,
-            "--runtime",
-            "none",
-        ),
+        *("compare", *model, "--data", images, "--images", 16, "--batch-size", 16, "--workers", 0),
+        *("--gflops", 0.2, "--runtime", "none"),
         *("--methods", "evit,uniform", "--with", tmp_path / "tome", "-o", tmp_path / "compared"),
     )
     assert result.returncode == 0, result.stderr
