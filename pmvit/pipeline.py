@@ -82,6 +82,11 @@ def run(
     scoring, planning, tuning = configs
     process = this_process()
     is_main = process[0] == 0
+    evaluated = (folder / RESULTS_FILE).exists()
+    if not evaluated:  # what there is to evaluate on is opened now: an error is better found before the work than after
+        validation = open_validation(
+            model, val, labels=tuning.labels, workers=tuning.workers, process=process, first_label=first_label
+        )
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
     is_measured = choose_method(model, planning, scoring) == "measured"
     source = folder / (PRICES_FILE if is_measured else SCORES_FILE)
@@ -117,13 +122,8 @@ def run(
         first_label=first_label,
         progress=progress,
     )
-    evaluated = (folder / RESULTS_FILE).exists()
-    wait_for_all()
     if not evaluated:
-        loader = open_validation(
-            model, val, labels=tuning.labels, workers=tuning.workers, process=process, first_label=first_label
-        )
-        _evaluate(folder, model, loader, tuning, is_main, progress)
+        _evaluate(folder, model, validation, tuning, is_main, progress)
     wait_for_all()
     return read_results(folder)
 

@@ -151,13 +151,14 @@ def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None
     assert numbers["method"]["name"] == "tome"
     assert numbers["compressed"]["macs"] < numbers["original"]["macs"]
     result = pmvit_here(
-        *("compare", *model, "--data", images, "--images", 64, "--workers", 0, "--gflops", 0.2, "--runtime", "none"),
+        *("compare", *model, "--data", images, "--images", 16, "--batch-size", 16, "--workers", 0),
+        *("--gflops", 0.2, "--runtime", "none"),
         *("--methods", "evit,uniform", "--with", tmp_path / "tome", "-o", tmp_path / "compared"),
     )
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "compared" / "comparison.json").read_text())["rows"]
     assert [row["name"] for row in rows] == ["original", "evit", "uniform", str(tmp_path / "tome")]
-    assert [row["evaluation"]["images"] for row in rows] == [64] * 4
+    assert [row["evaluation"]["images"] for row in rows] == [16] * 4
     assert rows[1]["gflops"] == pytest.approx(0.2, rel=0.01)
     assert "uniform" in result.stdout
 
@@ -214,7 +215,7 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         ),
         (("plan", "{out}/config.json", "--keep", "0.5", "-o", "y"), "is it another file"),
         (("compress", "{out}", "--method", "tome", "--data", "x", "-o", "y"), "needs no images, scores or plan; got x"),
-        (("compress", "{out}", "--plan", "p", "--r", "3", "-o", "y"), "r: for --method alone"),
+        (("compress", "{out}", "--plan", "p", "--r", "3", "-o", "y"), "r: for --method tome and the like alone"),
     ],
 )
 def test_mistakes_get_one_line(compressed: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -116,6 +116,9 @@ def compare(
 
 def _budget(text: str) -> float:
     try:
-        return float(text)
+        budget = float(text)
     except ValueError:
-        raise PmvitError(f"--gflops: expected numbers with commas, as in 0.9,0.7; got {text!r}") from None
+        budget = 0.0
+    if not 0 < budget < float("inf"):
+        raise PmvitError(f"--gflops: expected numbers above 0 with commas, as in 0.9,0.7; got {text!r}")
+    return budget

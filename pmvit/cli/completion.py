@@ -26,7 +26,7 @@ VALUES = {
     "matrices": ("frozen", "learnable", "learnable+frozen"),
     "method": ("scored", "paper", "measured", *METHODS),
     "mixed_precision": ("no", "fp16", "bf16"),
-    "preset": ("deit_tiny", "deit_small", "mae_base", "swin_tiny", "segmenter", "quick"),
+    "preset": ("deit_tiny", "deit_small", "mae_base", "swin_tiny", "segmenter", "quick", "calibrate"),
     "reconstruct": ("residual", "pinv"),
     "scheduler": ("cosine", "tanh", "poly", "step", "multistep"),
     "scope": ("global", "local"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmvit._modes import check_trainable, evaluation_mode
 from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
-from pmvit.files import make_shared
+from pmvit.files import check_writable, make_shared
 from pmvit.models import adapter_for
 from pmvit.outputs import as_module, logits_of
 from pmvit.runtime.optimize import optimize_for_inference
@@ -80,8 +80,7 @@ def export(
     path = Path(path)
     runtime = _runtime(path, to)
     check_trainable(model)
-    if path.is_dir():
-        raise PmvitError(f"expected the name of a file to write, got the folder {path}")
+    check_writable(path)
     if int8 and runtime.name not in QUANTIZERS:
         raise PmvitError(f"expected {' or '.join(QUANTIZERS)} for int8; got {runtime.name}")
     if int8 and images is None:
