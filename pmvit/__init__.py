@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
+    from pmvit.report.page import report
     from pmvit.report.segment import segment
     from pmvit.report.segmentation import Segmentation
     from pmvit.report.tradeoff import draw_tradeoff
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pmvit.runtime.export import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
     from pmvit.scoring import ScoreConfig, Scores, score
+    from pmvit.serving.server import serve
     from pmvit.training import FinetuneConfig, Finetuned, finetune
 
 __version__ = "0.1.0"
@@ -68,10 +70,12 @@ __all__ = [
     "optimize_for_inference",
     "overhead",
     "plan",
+    "report",
     "run",
     "save",
     "score",
     "segment",
+    "serve",
 ]
 
 _HOMES = {
@@ -83,6 +87,7 @@ _HOMES = {
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "prune_merge": ("PruneMerge",),
+    "report.page": ("report",),
     "report.segment": ("segment",),
     "report.segmentation": ("Segmentation",),
     "report.tradeoff": ("draw_tradeoff",),
@@ -90,6 +95,7 @@ _HOMES = {
     "runtime.export": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
     "scoring": ("ScoreConfig", "Scores", "score"),
+    "serving.server": ("serve",),
     "training": ("FinetuneConfig", "Finetuned", "finetune"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -38,6 +38,7 @@ from pmvit.cli.options import (
     given,
     with_options,
 )
+from pmvit.commands import remember_command
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -135,5 +136,6 @@ def compress(
         made = pmvit.plan(measured, measure=meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
     pmvit.save(small, output, arguments=pairs("--model-arg", model_arg))
+    remember_command(output, after=Path(model))
     print_info(made, before=pmvit.flops(network), after=pmvit.flops(small))
     console.print(f"compressed model: {output}")

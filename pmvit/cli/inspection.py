@@ -132,7 +132,9 @@ def _show(
 
 @app.command()
 def demo(output: Output = Path("demo-output")) -> None:
-    """Compress the built-in ViT; print accuracy and speed before and after, write a picture of its blocks."""
+    """Compress the built-in ViT; print accuracy and speed before and after, write a picture and a report."""
+    from pmvit.commands import remember_command
     from pmvit.demo import run
 
+    remember_command(output)
     run(output, console)

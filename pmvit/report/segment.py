@@ -15,7 +15,7 @@ from pmvit.compress import decompress, is_compressed
 from pmvit.data.folder import Broken, color_mode
 from pmvit.data.pixels import Preparation
 from pmvit.data.segmentation import PairSource, Split, has_masks, open_pairs
-from pmvit.data.sources import BROKEN_IMAGE, Sample, Stream, open_source
+from pmvit.data.sources import BROKEN_IMAGE, Sample, Stream, open_source, spread
 from pmvit.errors import PmvitError
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import check_stride, sliding_logits
@@ -119,7 +119,7 @@ class _Candidate(NamedTuple):
 def _choose(data: str | Path, classes: int, count: int, split: Split, first_label: int | None) -> list[_Candidate]:
     if has_masks(data):
         pairs = open_pairs(data, classes, split, first_label)
-        return [_Candidate(pairs.sample(index), pairs, index) for index in _spread(len(pairs), count)]
+        return [_Candidate(pairs.sample(index), pairs, index) for index in spread(len(pairs), count)]
     if first_label is not None:
         raise PmvitError(f"first_label is for images with masks; got it for {data}")
     if Path(data).is_file() and Path(data).suffix.lower() in get_img_extensions():
@@ -127,10 +127,4 @@ def _choose(data: str | Path, classes: int, count: int, split: Split, first_labe
     source = open_source(data)
     if isinstance(source, Stream):
         return [_Candidate(sample) for sample in islice(source.samples(0, 1, None), count)]
-    return [_Candidate(source[index]) for index in _spread(len(source), count)]
-
-
-def _spread(length: int, count: int) -> list[int]:
-    """So many numbers below a length, evenly spread; all of them if there are fewer."""
-    count = min(count, length)
-    return [number * length // count for number in range(count)]
+    return [_Candidate(source[index]) for index in spread(len(source), count)]
