@@ -10,15 +10,15 @@ from torch import nn
 from pmvit.compress import compress, save
 from pmvit.cost import flops
 from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
-from pmvit.evaluation import evaluate
+from pmvit.evaluation import Evaluation, evaluate
 from pmvit.files import write_atomically, write_text
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
 from pmvit.report.gallery import DEMO
+from pmvit.report.measured import BATCHES, Measured
 from pmvit.report.page import report
 from pmvit.report.pictures import plan_picture
-from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.timing import compare, speedup
+from pmvit.runtime.timing import Ratio
 from pmvit.scoring import score
 from pmvit.training import FinetuneConfig, finetune
 from pmvit.training.metrics import FILE as METRICS
@@ -26,8 +26,6 @@ from pmvit.training.metrics import FILE as METRICS
 KEEP, PRUNE = 0.6, 0.1
 TUNING = FinetuneConfig(epochs=4, lr=3e-4, alpha=1.0, warmup_epochs=0.25)
 TUNING_BATCH = 25
-ROUNDS = 15
-VALIDATION = 250  # test images that the learning curve shows
 
 
 def run(output: Path, console: Console) -> None:
@@ -40,40 +38,47 @@ def run(output: Path, console: Console) -> None:
     console.print(table(chosen))
     console.print(chosen.draw(console.width))
 
-    evaluations = [evaluate(model, test), evaluate(small, test, reference=model)]
+    compressed = evaluate(small, test, reference=model)
     metrics = _tune(small, model)
-    evaluations.append(evaluate(small, test, reference=model))
-    images = test[0][0][:64]
-    times = compare({"original": model, "as it is": small, "optimised": optimize_for_inference(small)}, images, ROUNDS)
 
     save(small, output)
+    scores.save(output / "scores.json")
     write_text(output / METRICS, metrics)
     test_images, test_labels = demo_images("test", 1)
     picture = plan_picture(test_images.float() / 255, chosen)
     write_atomically(output / "blocks.png", lambda temporary: picture.save(temporary, format="PNG"))
 
-    images_seen = evaluations[0].images
-    summary = Table(title=f"Fashion-MNIST, {images_seen} test images, {TUNING.epochs} short epochs", pad_edge=False)
-    for name in ("", "original", "compressed", "fine-tuned"):
-        summary.add_column(name, justify="right" if name else "left")
-    summary.add_row("top-1", *(f"{result.top1:.1%}" for result in evaluations))
-    agreements = (f"{result.agreement:.1%}" for result in evaluations[1:])
-    summary.add_row("agreement with the original", "", *agreements)
-    costs = flops(model).gflops, flops(small).gflops
-    summary.add_row("GFLOPs (MACs)", f"{costs[0]:.3f}", f"{costs[1]:.3f}", "")
-    summary.add_row("speed, batch of 64, eager", "1.00x", str(speedup(times, "as it is", "original")), "")
-    summary.add_row("  optimised for inference", "", str(speedup(times, "optimised", "original")), "")
-    console.print(summary)
+    page = report(output, output / "report.html", data=DEMO, original=model)
+    measured = Measured.read(page.with_suffix(".json"))
+    _summarize(console, compressed, measured, (flops(model).gflops, flops(small).gflops))
     name = CLASSES[int(test_labels[0])]
     console.print(f"what each block keeps of a test image ({name}): {output / 'blocks.png'}")
     console.print(f"the fine-tuned model: {output}")
-    page = report(output, output / "report.html", data=DEMO, original=model)
-    console.print(f"a report to open in a browser: {page}")
+    console.print(f"all of it on a page to open in a browser: {page}")
+
+
+def _summarize(console: Console, compressed: Evaluation, measured: Measured, costs: tuple[float, float]) -> None:
+    """Print accuracy, cost and speed before and after."""
+    tuned = {one["name"]: one for one in (measured.evaluation or {})["measures"]}
+    title = f"Fashion-MNIST, {compressed.images} test images, {TUNING.epochs} short epochs"
+    summary = Table(title=title, pad_edge=False)
+    for name in ("", "original", "compressed", "fine-tuned"):
+        summary.add_column(name, justify="right" if name else "left")
+    top1 = (tuned["top1"]["original"][0], compressed.top1, tuned["top1"]["compressed"][0])
+    summary.add_row("top-1", *(f"{value:.1%}" for value in top1))
+    agreements = (compressed.agreement, tuned["agreement"]["compressed"][0])
+    summary.add_row("agreement with the original", "", *(f"{value:.1%}" for value in agreements))
+    summary.add_row("GFLOPs (MACs)", f"{costs[0]:.3f}", f"{costs[1]:.3f}", "")
+    rows = (measured.speed or {})["rows"]
+    speeds = {row["contender"]: Ratio(*row["speedup"]) for row in rows if row["batch"] == BATCHES[-1]}
+    summary.add_row(f"speed, batch of {BATCHES[-1]}, eager", "1.00x", str(speeds["compressed"]), "")
+    summary.add_row("  optimised for inference", "", str(speeds["optimized"]), "")
+    console.print(summary)
 
 
 def _tune(small: nn.Module, model: nn.Module) -> str:
     """Fine-tune; return the lines that the run left of itself."""
-    train, val = demo_loader("train", TUNING_BATCH), demo_loader("test", count=VALIDATION)
+    train, val = demo_loader("train", TUNING_BATCH), demo_loader("test")[:1]  # a batch is enough for a curve
     with tempfile.TemporaryDirectory() as folder:
         finetune(small, teacher=model, train=train, val=val, config=TUNING, output=folder)
         return (Path(folder) / METRICS).read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from pmvit.errors import PmvitError
 from pmvit.evaluation.intervals import resampled, wilson
 from pmvit.evaluation.paired import evaluate_pair
 from tests.helpers import small_plan
+from tests.segmenters import small_segmenter
 
 
 def test_wilson_by_hand() -> None:
@@ -48,3 +49,22 @@ def test_pairs_are_what_evaluate_measures_one_by_one() -> None:
     assert evaluate_pair(small, model, data, limit=50, progress=False).images == 50
     with pytest.raises(PmvitError, match="at least one image"):
         evaluate_pair(small, model, [], progress=False)
+
+
+def test_pairs_of_models_that_label_pixels() -> None:
+    model = small_segmenter()
+    small = pmvit.compress(model, small_plan(model))
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(1, 3, 64, 96, generator=generator), torch.randint(0, 3, (1, 64, 96), generator=generator))
+        for _ in range(4)
+    ]
+    found = {one.name: one for one in evaluate_pair(small, model, data, progress=False).measures}
+    alone = pmvit.evaluate_segmentation(small, data, reference=model, progress=False)
+    miou = found["miou"]
+    assert miou.original is not None
+    assert miou.difference is not None
+    assert miou.compressed.value == pytest.approx(alone.miou)
+    assert miou.original.value == pytest.approx(alone.reference_miou)
+    assert miou.difference.low <= miou.difference.value <= miou.difference.high
+    assert found["pixel_agreement"].compressed.value == pytest.approx(alone.agreement)

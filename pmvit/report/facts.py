@@ -79,7 +79,8 @@ def collect(path: Path, original: str | Path | nn.Module | None = None) -> Facts
     folder = path if path.is_dir() else path.parent
     beside = path.is_dir()
     tuning = read_json(folder / FINETUNE_FILE) if beside and (folder / FINETUNE_FILE).exists() else None
-    reference, title = _find_original(folder, model, tuning, original)
+    metrics = read_metrics(folder) if beside else []
+    reference, title = _find_original(folder, model, tuning, original, is_tuned=tuning is not None or bool(metrics))
     blocks, reason = None, ""
     if compression_of(model) is not None:
         scores = folder / "scores.json" if beside else path.with_suffix(".scores.json")
@@ -97,13 +98,18 @@ def collect(path: Path, original: str | Path | nn.Module | None = None) -> Facts
         no_blocks=reason,
         commands=read_commands(path),
         stages=read_json(folder / RESULTS_FILE) if beside and (folder / RESULTS_FILE).exists() else {},
-        metrics=read_metrics(folder) if beside else [],
+        metrics=metrics,
         tuning=tuning,
     )
 
 
 def _find_original(
-    folder: Path, model: nn.Module, tuning: dict[str, Any] | None, given: str | Path | nn.Module | None
+    folder: Path,
+    model: nn.Module,
+    tuning: dict[str, Any] | None,
+    given: str | Path | nn.Module | None,
+    *,
+    is_tuned: bool,
 ) -> tuple[nn.Module, str]:
     """The original, and what it is if it is not simply that."""
     if isinstance(given, nn.Module):
@@ -116,7 +122,7 @@ def _find_original(
         if tuning is not None and place is not None and (place / CONFIG_FILE).exists():
             found = load(place)
             return (decompress(found) if is_compressed(found) else found), ""
-    return decompress(copy.deepcopy(model)), SAME_WEIGHTS if tuning is not None else ""
+    return decompress(copy.deepcopy(model)), SAME_WEIGHTS if is_tuned else ""
 
 
 def read_json(path: Path) -> dict[str, Any]:

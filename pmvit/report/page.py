@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def report(
         found = measure(facts.model, facts.original, data, of, **options)
         found.write(store)
     judged = found.evaluation if found is not None else None
+    if found is not None:
+        facts = replace(facts, original_title=found.of["compared_with"])
     if evaluation is not None:
         judged = sections.from_evaluate(read_json(Path(evaluation)), str(evaluation))
     timed = _beside(path, benchmark, BENCHMARK_FILE) or (found.speed if found is not None else None)
@@ -96,7 +99,8 @@ def report(
 
 def _key(facts: Facts, data: str | Path | None, limit: int | None) -> dict[str, Any]:
     where = str(data) if data == DEMO or not Path(str(data)).exists() else str(Path(str(data)).resolve())
-    return {"model": facts.checksum, "original": fingerprint(facts.original), "data": where, "limit": limit}
+    original = {"original": fingerprint(facts.original), "compared_with": facts.original_title}
+    return {"model": facts.checksum, **original, "data": where, "limit": limit}
 
 
 def _known(

@@ -305,7 +305,7 @@ function samePlace(patch, from, to) {
 
 /** @param {Picture} picture */
 function captionOf(picture) {
-  const said = (/** @type {Prediction} */ one) => `${one.name} (${Math.round(100 * one.share)} %)`;
+  const said = (/** @type {Prediction} */ one) => `${one.name} (${Math.round(100 * one.share)}\u00a0%)`;
   const parts = [picture.caption];
   if (picture.label) parts.push(`labelled ${picture.label}`);
   if (picture.original) parts.push(`original: ${said(picture.original)}`);
