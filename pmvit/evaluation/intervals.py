@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 RESAMPLES = 1000
+LARGEST_DRAW = 2_000_000  # numbers that are drawn at a time
 NORMAL_QUANTILE = 1.959964  # 97.5 % of a normal distribution lies below
 
 
@@ -27,18 +28,21 @@ def wilson(share: float, count: int) -> Estimate:
     return Estimate(share, min(share, middle - half), max(share, middle + half))
 
 
-def resampled(values: Tensor, statistic: Callable[[Tensor], float]) -> Estimate:
-    """A statistic of the mean over images, with its bootstrap interval; `values` has the images in its first dimension.
+def resampled(values: Tensor, statistic: Callable[[Tensor], Tensor]) -> Estimate:
+    """A statistic of the mean over images, with its bootstrap interval.
 
-    Differences between two models on the same images are paired if `values` holds both.
+    Args:
+        values: With the images in its first dimension. A difference of two models is paired if it holds both of them.
+        statistic: From means, several of them in the first dimension, to a number for each.
     """
-    flat = values.double().flatten(1) if values.dim() > 1 else values.double()[:, None]
-    count = len(flat)
+    count, shape = len(values), values.shape[1:]
+    flat = values.double().reshape(count, -1)
     generator = torch.Generator().manual_seed(0)
-    shape = values.shape[1:]
     found = []
-    for _ in range(RESAMPLES):
-        times = torch.bincount(torch.randint(count, (count,), generator=generator), minlength=count)
-        found.append(statistic((times.double() @ flat / count).view(shape)))
-    ends = torch.tensor(sorted(found), dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return Estimate(statistic(flat.mean(0).view(shape)), *ends.tolist())
+    for start in range(0, RESAMPLES, at_a_time := max(1, LARGEST_DRAW // count)):
+        rows = min(at_a_time, RESAMPLES - start)
+        drawn = torch.randint(count, (rows, count), generator=generator) + count * torch.arange(rows)[:, None]
+        times = torch.bincount(drawn.flatten(), minlength=rows * count).view(rows, count).double()
+        found.append(statistic((times @ flat / count).view(rows, *shape)))
+    low, high = torch.cat(found).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Estimate(float(statistic(flat.mean(0).view(1, *shape))), low, high)

@@ -113,11 +113,11 @@ def _totals(matrix: Tensor) -> Tensor:
     return torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
 
 
-def _miou(totals: Tensor) -> float:
-    """Mean over the classes that are somewhere, of (3, classes)."""
-    right, labelled, predicted = totals
+def _miou(totals: Tensor) -> Tensor:
+    """Mean over the classes that are somewhere, of (many, 3, classes)."""
+    right, labelled, predicted = totals.unbind(1)
     union = labelled + predicted - right
-    return float((right / union)[union > 0].mean())
+    return torch.where(union > 0, right / union, 0.0).sum(1) / (union > 0).sum(1)
 
 
 def _measure(name: str, values: Tensor) -> PairedMeasure:
@@ -127,16 +127,16 @@ def _measure(name: str, values: Tensor) -> PairedMeasure:
             name,
             resampled(values[:, 1], _miou),
             resampled(values[:, 0], _miou),
-            resampled(values, lambda pair: _miou(pair[1]) - _miou(pair[0])),
+            resampled(values, lambda pairs: _miou(pairs[:, 1]) - _miou(pairs[:, 0])),
         )
     if name in SINGLE:
         agrees = name == "agreement" and bool(((values == 0) | (values == 1)).all())
-        return PairedMeasure(name, wilson(float(values.mean()), count) if agrees else resampled(values, _item))
-    difference = resampled(values[:, 1] - values[:, 0], _item)
+        return PairedMeasure(name, wilson(float(values.mean()), count) if agrees else resampled(values, _mean))
+    difference = resampled(values[:, 1] - values[:, 0], _mean)
     sides = values.unbind(1)
-    before, after = (wilson(float(v.mean()), count) if name in SHARES else resampled(v, _item) for v in sides)
+    before, after = (wilson(float(v.mean()), count) if name in SHARES else resampled(v, _mean) for v in sides)
     return PairedMeasure(name, after, before, difference)
 
 
-def _item(mean: Tensor) -> float:
-    return float(mean)
+def _mean(means: Tensor) -> Tensor:
+    return means

@@ -130,10 +130,10 @@ def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | Non
     made = [Card("Cost", f"{after:.3g} GFLOPs", (f"{before:.3g} before", f"{100 * (1 - after / before):.0f} % less"))]
     measures = {one["name"]: one for one in (evaluation or {}).get("measures", ())}
     headline = next((name for name in wording.QUALITIES if name in measures), None)
-    for name in dict.fromkeys((headline, "agreement")):
+    for name in dict.fromkeys((headline or "", "agreement")):
         if name in measures:
             one = measures[name]
-            details = ()
+            details: tuple[str, ...] = ()
             if one["original"] is not None:
                 details = (f"{wording.number(name, one['original'][0])} before",)
             if one["difference"] is not None:
@@ -149,7 +149,7 @@ def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | Non
     return made
 
 
-def _best_speed(speed: Json | None) -> Json | None:
+def _best_speed(speed: Json | None) -> Any:
     """The compressed model as one would deploy it, at the largest batch of the first runtime."""
     rows = [row for row in (speed or {}).get("rows", ()) if row.get("speedup") is not None]
     for name in ("optimized", "compressed"):
