@@ -101,12 +101,12 @@ def _pixels(model: nn.Module, original: nn.Module, images: Tensor, labels: Tenso
     size = tuple((images if labels is None else labels).shape[-2:])
     counts = PixelCounts(adapter.pixel_classes(model) or 0, device)
     classes = [classes_at(sliding_logits(each, images.to(device), window), size) for each in (original, model)]
-    result = {"pixel_agreement": (classes[0] == classes[1]).double().flatten(1).mean(1).cpu()}
-    if labels is not None:
-        truth = labels.to(device)
-        each = [[_totals(counts.add(p[None], t[None])) for p, t in zip(some, truth, strict=True)] for some in classes]
-        result["miou"] = torch.stack([torch.stack(totals) for totals in each], 1)
-    return result
+    agreement = (classes[0] == classes[1]).double().flatten(1).mean(1).cpu()
+    if labels is None:
+        return {"pixel_agreement": agreement}
+    truth = labels.to(device)
+    each = [[_totals(counts.add(p[None], t[None])) for p, t in zip(some, truth, strict=True)] for some in classes]
+    return {"miou": torch.stack([torch.stack(totals) for totals in each], 1), "pixel_agreement": agreement}
 
 
 def _totals(matrix: Tensor) -> Tensor:
