@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import pmvit
 from pmvit import methods
+from pmvit.cli import app
 from pmvit.commands import read_commands, remember_command
 from pmvit.data.demo import demo_model
 from pmvit.errors import PmvitError
@@ -117,6 +119,17 @@ def test_commands_are_remembered_with_those_before(tmp_path: Path, monkeypatch: 
     (tmp_path / "out" / "commands.json").write_text("[]")
     with pytest.raises(PmvitError, match="commands"):
         read_commands(tmp_path / "out")
+
+
+def test_the_command_says_where_the_report_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_demo(tmp_path / "out")
+    arguments = ["report", str(folder), "--original", str(folder)]
+    monkeypatch.setattr("sys.argv", ["pmvit", *arguments])
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "report.html (0." in result.output.replace("\n", "")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert f"pmvit report {folder} --original" in section(page, "reproduce")
 
 
 def test_axes_have_round_marks_around_all_values() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from pmvit.commands import versions
 from pmvit.errors import PmvitError
 from pmvit.report.facts import collect
-from pmvit.report.page import WEB, environment, viewer_data
+from pmvit.report.templates import WEB, environment, viewer_data
 from pmvit.serving.trial import Trial
 from pmvit.serving.uploads import FORMATS, Limits, RefusedError, read_upload
 
