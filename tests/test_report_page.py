@@ -37,7 +37,7 @@ def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
     (folder / "comparison.json").write_text(json.dumps({"rows": rows}))
     monkeypatch.setattr(measured, "ROUNDS", 2)
-    output = pmvit.report(folder, folder / "report.html", data="demo", limit=100, progress=False)
+    output = pmvit.report(folder, folder / "report.html", data="demo", limit=40, progress=False)
     page = output.read_text(encoding="utf-8")
     assert len(page) < 1_000_000
     assert not re.search(r"https?:", page)
@@ -63,10 +63,10 @@ def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise AssertionError("measured again")
 
     monkeypatch.setattr(measured, "evaluate_pair", measure_again)
-    same = pmvit.report(folder, folder / "report.html", data="demo", limit=100, progress=False)
+    same = pmvit.report(folder, folder / "report.html", data="demo", limit=40, progress=False)
     assert same.read_text(encoding="utf-8") == page
     with pytest.raises(AssertionError, match="measured again"):
-        pmvit.report(folder, folder / "report.html", data="demo", limit=50, progress=False)
+        pmvit.report(folder, folder / "report.html", data="demo", limit=20, progress=False)
 
 
 def test_what_was_not_measured_says_which_command_measures_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,9 @@ def test_a_segmenter_answers_with_pictures(tmp_path: Path) -> None:
 def test_the_command_prints_its_address_and_ends_at_ctrl_c(tmp_path: Path) -> None:
     folder = save_demo(tmp_path / "out")
     command = [sys.executable, "-u", "-m", "pmvit", "serve", str(folder), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a job in the background lacks
+    with subprocess.Popen(command, **options) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "try it at http://127.0.0.1:" in line

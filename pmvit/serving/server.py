@@ -204,8 +204,8 @@ def serve(
     """
     server = make_server(path, port=port, original=original, names=names, limits=limits)
     with server:
-        say(f"try it at {server.address} (Ctrl-C ends it)")
         try:
+            say(f"try it at {server.address} (Ctrl-C ends it)")
             server.serve_forever()
         except KeyboardInterrupt:
             say("ended")
