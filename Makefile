@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CHROMIUM := { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq --yes chromium; } >/dev/null 2>&1
 
-.PHONY: setup demo test lint bench wheel clean
+.PHONY: setup browser demo test lint bench wheel clean
 
 setup: $(READY)
 
@@ -16,7 +17,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-# Compress the built-in ViT, print accuracy and speed before and after, write a picture of what each block keeps.
+# The pages are tested in Chromium: installed once where that may be done, else those tests are skipped.
+browser:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || $(CHROMIUM) \
+	|| echo "no chromium: the tests of the pages are skipped"
+
+# Compress the built-in ViT, print accuracy and speed before and after, write a report to open in a browser.
 demo: setup
 	$(BIN)/pmvit demo -o demo-output
 
@@ -26,7 +32,7 @@ lint: setup
 	$(BIN)/mypy
 
 # Two files at a time, each on one thread: most tests wait for small models and for processes to start.
-test: setup lint
+test: setup browser lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 # Ratios measured side by side in one run; not part of the tests.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.pricing import PriceConfig, Prices, price
     from pmvit.prune_merge import PruneMerge
+    from pmvit.report.page import report
     from pmvit.report.segment import segment
     from pmvit.report.segmentation import Segmentation
     from pmvit.report.tradeoff import draw_tradeoff
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pmvit.runtime.export import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
     from pmvit.scoring import ScoreConfig, Scores, score
+    from pmvit.serving.server import serve
     from pmvit.training import FinetuneConfig, Finetuned, calibrate, finetune
 
 __version__ = "0.1.0"
@@ -78,10 +80,12 @@ __all__ = [
     "overhead",
     "plan",
     "price",
+    "report",
     "run",
     "save",
     "score",
     "segment",
+    "serve",
     "visualize",
 ]
 
@@ -96,6 +100,7 @@ _HOMES = {
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "pricing": ("PriceConfig", "Prices", "price"),
     "prune_merge": ("PruneMerge",),
+    "report.page": ("report",),
     "report.segment": ("segment",),
     "report.segmentation": ("Segmentation",),
     "report.tradeoff": ("draw_tradeoff",),
@@ -104,6 +109,7 @@ _HOMES = {
     "runtime.export": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
     "scoring": ("ScoreConfig", "Scores", "score"),
+    "serving.server": ("serve",),
     "training": ("FinetuneConfig", "Finetuned", "calibrate", "finetune"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

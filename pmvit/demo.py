@@ -1,35 +1,39 @@
 """The demo: the whole of pmvit on a small ViT, in about two minutes."""
 
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from pmvit.card import Facts
 from pmvit.compress import compress, save
 from pmvit.cost import flops
 from pmvit.data.demo import CLASSES, MEAN, STD, demo_images, demo_loader, demo_model
-from pmvit.evaluation import evaluate
+from pmvit.evaluation import Evaluation, evaluate
+from pmvit.files import write_text
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
 from pmvit.report.blocks import blocks_of
+from pmvit.report.gallery import DEMO
+from pmvit.report.measured import BATCHES, Measured
+from pmvit.report.page import report
 from pmvit.report.sheets import Photo, about, blocks_sheet
-from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.timing import compare, speedup
+from pmvit.runtime.timing import Ratio
 from pmvit.scoring import score
 from pmvit.training import FinetuneConfig, finetune
+from pmvit.training.metrics import FILE as METRICS
 
 KEEP, PRUNE = 0.6, 0.1
 TUNING = FinetuneConfig(epochs=4, lr=3e-4, alpha=1.0, warmup_epochs=0.25)
 TUNING_BATCH = 25
-ROUNDS = 15
-STAGES = ("original", "compressed", "tuned")
 
 
 def run(output: Path, console: Console) -> dict[str, Any]:
-    """Score, plan, compress, fine-tune, evaluate, time and picture; model and picture go to `output`.
+    """Score, plan, compress, fine-tune, evaluate, time, picture and report; what is left of it goes to `output`.
 
     Returns:
         What the last table shows, as data.
@@ -42,37 +46,61 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     console.print(table(chosen))
     console.print(chosen.draw(console.width))
 
-    evaluations = [evaluate(model, test), evaluate(small, test, reference=model)]
-    finetune(small, teacher=model, train=demo_loader("train", TUNING_BATCH), config=TUNING)
-    evaluations.append(evaluate(small, test, reference=model))
-    images = test[0][0][:64]
-    times = compare({"original": model, "as it is": small, "optimised": optimize_for_inference(small)}, images, ROUNDS)
+    compressed = evaluate(small, test, reference=model)
+    metrics = _tune(small, model)
+    tuned = evaluate(small, test, reference=model)
 
-    measured = dict(zip(STAGES, map(asdict, evaluations), strict=True))
-    save(small, output, facts=Facts(measured, {"finetune": asdict(TUNING)}))
+    original = {"top1": compressed.reference_top1, "images": compressed.images}
+    evaluations = {"original": original, "compressed": asdict(compressed), "tuned": asdict(tuned)}
+    save(small, output, facts=Facts(evaluations, {"finetune": asdict(TUNING)}))
+    scores.save(output / "scores.json")
+    write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]
     photo = Photo(name, test[0][0][0], (MEAN,), (STD,))
     blocks_sheet(photo, blocks_of(small), chosen.reconstruct, about(small)).save(output / "blocks.png", "png")
+    page = report(output, output / "report.html", data=DEMO, original=model)
 
-    images_seen = evaluations[0].images
-    summary = Table(title=f"Fashion-MNIST, {images_seen} test images, {TUNING.epochs} short epochs", pad_edge=False)
-    for name in ("", "original", "compressed", "fine-tuned"):
-        summary.add_column(name, justify="right" if name else "left")
-    summary.add_row("top-1", *(f"{result.top1:.1%}" for result in evaluations))
-    agreements = (f"{result.agreement:.1%}" for result in evaluations[1:])
-    summary.add_row("agreement with the original", "", *agreements)
+    rows = (Measured.read(page.with_suffix(".json")).speed or {})["rows"]
+    speeds = {row["contender"]: Ratio(*row["speedup"]) for row in rows if row["batch"] == BATCHES[-1]}
     costs = flops(model).gflops, flops(small).gflops
-    summary.add_row("GFLOPs (MACs)", f"{costs[0]:.3f}", f"{costs[1]:.3f}", "")
-    speeds = {name: speedup(times, name, "original") for name in ("as it is", "optimised")}
-    summary.add_row("speed, batch of 64, eager", "1.00x", str(speeds["as it is"]), "")
-    summary.add_row("  optimised for inference", "", str(speeds["optimised"]), "")
-    console.print(summary)
+    _summarize(console, compressed, tuned, costs, speeds)
     console.print(f"what each block keeps of a test image ({name}): {output / 'blocks.png'}")
     console.print(f"the fine-tuned model: {output}")
+    console.print(f"all of it on a page to open in a browser: {page}")
     return {
         "model": output,
         "picture": output / "blocks.png",
-        "evaluations": measured,
-        "gflops": dict(zip(STAGES, (*costs, costs[1]), strict=True)),
-        "speedups": {name: ratio._asdict() for name, ratio in speeds.items()},
+        "report": page,
+        "evaluations": evaluations,
+        "gflops": {"original": costs[0], "compressed": costs[1], "tuned": costs[1]},
+        "speedups": {contender: ratio._asdict() for contender, ratio in speeds.items()},
     }
+
+
+def _summarize(
+    console: Console,
+    compressed: Evaluation,
+    tuned: Evaluation,
+    costs: tuple[float, float],
+    speeds: dict[str, Ratio],
+) -> None:
+    """Print accuracy, cost and speed before and after."""
+    title = f"Fashion-MNIST, {compressed.images} test images, {TUNING.epochs} short epochs"
+    summary = Table(title=title, pad_edge=False)
+    for name in ("", "original", "compressed", "fine-tuned"):
+        summary.add_column(name, justify="right" if name else "left")
+    summary.add_row("top-1", *(f"{top1:.1%}" for top1 in (compressed.reference_top1, compressed.top1, tuned.top1)))
+    agreements = (compressed.agreement, tuned.agreement)
+    summary.add_row("agreement with the original", "", *(f"{value:.1%}" for value in agreements))
+    summary.add_row("GFLOPs (MACs)", f"{costs[0]:.3f}", f"{costs[1]:.3f}", "")
+    summary.add_row(f"speed, batch of {BATCHES[-1]}, eager", "1.00x", str(speeds["compressed"]), "")
+    summary.add_row("  optimised for inference", "", str(speeds["optimized"]), "")
+    console.print(summary)
+
+
+def _tune(small: nn.Module, model: nn.Module) -> str:
+    """Fine-tune; return the lines that the run left of itself."""
+    train, val = demo_loader("train", TUNING_BATCH), demo_loader("test")[:1]  # a batch is enough for a curve
+    with tempfile.TemporaryDirectory() as folder:
+        finetune(small, teacher=model, train=train, val=val, config=TUNING, output=folder)
+        return (Path(folder) / METRICS).read_text(encoding="utf-8")

@@ -49,7 +49,7 @@ def compressed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_compress_writes_what_the_library_would_make(compressed: Path, images: Path) -> None:
-    expected = {"model.safetensors", "plan.json", "config.json", "README.md", "scores.json"}
+    expected = {"model.safetensors", "plan.json", "config.json", "README.md", "scores.json", "commands.json"}
     assert {path.name for path in compressed.iterdir()} == expected
     model = demo_model()
     plan = pmvit.plan(pmvit.Scores.load(compressed / "scores.json"), keep=0.6, prune=0.1)
@@ -134,7 +134,8 @@ def test_a_single_file_and_foreign_classes(images: Path, tmp_path: Path) -> None
     assert "expected 10 class folders" in with_labels.stderr
     result = pmvit_here("compress", *model, *options, "--loss", "predicted")
     assert result.returncode == 0, result.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"images", "small.safetensors", "small.scores.json"}
+    beside = {"small.safetensors", "small.scores.json", "small.commands.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"images", *beside}
     assert pmvit.load(tmp_path / "small.safetensors").num_classes == 10
 
 

@@ -8,11 +8,11 @@ from typing import NoReturn
 
 import typer
 
-from pmvit.cli import comparison, compression, deployment, inspection, pictures, training
+from pmvit.cli import comparison, compression, deployment, inspection, pages, pictures, training
 from pmvit.cli.common import app, fail
 from pmvit.errors import PmvitError
 
-__all__ = ["app", "comparison", "compression", "deployment", "inspection", "main", "pictures", "training"]
+__all__ = ["app", "comparison", "compression", "deployment", "inspection", "main", "pages", "pictures", "training"]
 
 
 def main() -> None:

@@ -52,6 +52,7 @@ from pmvit.cli.options import (
     given,
     with_options,
 )
+from pmvit.commands import remember_command
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ def compress(
         made = pmvit.plan(source, measure=meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
     pmvit.save(small, output, arguments=pairs("--model-arg", model_arg), facts=facts_of(network, model, weights))
+    remember_command(output, after=Path(model))
     before, after = pmvit.flops(network), pmvit.flops(small)
     if as_json:
         costs = {"original": asdict(before), "compressed": asdict(after)}

@@ -132,9 +132,11 @@ def _show(
 
 @app.command()
 def demo(output: Output = Path("demo-output"), as_json: AsJson = False) -> None:
-    """Compress the built-in ViT; print accuracy and speed before and after, write a picture of its blocks."""
+    """Compress the built-in ViT; print accuracy and speed before and after, write a picture and a report."""
+    from pmvit.commands import remember_command
     from pmvit.demo import run
 
+    remember_command(output)
     results = run(output, console.rich)
     if as_json:
         print_json(results)

@@ -45,6 +45,7 @@ from pmvit.cli.options import (
     given,
     with_options,
 )
+from pmvit.commands import remember_command
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def finetune(
     )
     if not here.is_main:
         return
+    remember_command(cast("Path", output), after=resume or Path(command["model"]))
     if as_json:
         print_json(asdict(result))
         return
@@ -251,6 +253,7 @@ def run(
         fail("stopped; the same command goes on where it was", code=130)
     if not here.is_main:
         return
+    remember_command(output, after=Path(model))
     if as_json:
         print_json({"evaluations": {k: asdict(v) for k, v in results.evaluations.items()}, "gflops": results.gflops})
         return

@@ -292,6 +292,12 @@ def open_source(data: str | Path, num_classes: int | None = None) -> Source | St
     return FolderSource(Path(data), num_classes)
 
 
+def spread(length: int, count: int) -> list[int]:
+    """So many numbers below a length, evenly spread; all of them if there are fewer."""
+    count = min(count, length)
+    return [number * length // count for number in range(count)]
+
+
 def reader_part(process: tuple[int, int]) -> tuple[int, int]:
     """Which of how many parts of a stream is for this worker of this training process."""
     worker = get_worker_info()

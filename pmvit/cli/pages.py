@@ -1,0 +1,71 @@
+"""Pages about a model: `report` to send to a colleague, `serve` to try it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pmvit.cli.common import app, console
+from pmvit.cli.options import DATA_HELP, MASKS_HELP, Saved, Workers
+
+Original = Annotated[
+    str | None,
+    typer.Option(help="A saved model to compare with; else the one this was made of, if it is there."),
+]
+Names = Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")]
+
+
+@app.command()
+def report(
+    model: Saved,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The HTML file; report.html beside the model if left out.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", help=f"Images to measure on and to show; demo for built-in ones. {DATA_HELP} {MASKS_HELP}"
+        ),
+    ] = None,
+    original: Original = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Measure on so many images at most.")] = None,
+    names: Names = None,
+    evaluation: Annotated[Path | None, typer.Option(help="What `pmvit evaluate --json` printed.")] = None,
+    benchmark: Annotated[Path | None, typer.Option(help="benchmark.json of `pmvit benchmark -o`.")] = None,
+    comparison: Annotated[Path | None, typer.Option(help="comparison.json of `pmvit compare`.")] = None,
+    workers: Workers = 2,
+) -> None:
+    """Write one HTML file about a compressed model: numbers, blocks to look into, curves, commands."""
+    import pmvit
+
+    beside = model / "report.html" if model.is_dir() else model.with_suffix(".html")
+    written = pmvit.report(
+        model,
+        output or beside,
+        data=data,
+        original=original,
+        limit=limit,
+        names=names,
+        evaluation=evaluation,
+        benchmark=benchmark,
+        comparison=comparison,
+        workers=workers,
+    )
+    console.print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command()
+def serve(
+    model: Saved,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any that is free.")] = 8000,
+    original: Original = None,
+    names: Names = None,
+    max_megabytes: Annotated[float, typer.Option(help="Largest file that is taken.")] = 16.0,
+    max_megapixels: Annotated[float, typer.Option(help="Largest image that is taken.")] = 50.0,
+) -> None:
+    """Start a page on this machine where one drops an image and sees what the model and its original say."""
+    import pmvit
+    from pmvit.serving.uploads import Limits
+
+    limits = Limits(max_megabytes, max_megapixels)
+    pmvit.serve(model, port=port, original=original, names=names, limits=limits, say=console.print)

@@ -1,0 +1,1 @@
+"""A local page on which a compressed model and its original can be tried."""
