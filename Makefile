@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint docs bench clean
 
 setup: $(READY)
 
@@ -29,10 +29,16 @@ lint: setup
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
+# The documentation, as a site in site/ that needs no network; a broken link or an undocumented parameter is an error.
+docs: setup
+	$(BIN)/python -m scripts.results
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 # Ratios measured side by side in one run; not part of the tests.
 bench: setup
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.deployment
 
 clean:
-	rm -rf $(VENV) demo-output dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) demo-output dist site .mypy_cache .ruff_cache .pytest_cache
