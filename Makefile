@@ -32,7 +32,7 @@ test: setup lint
 # The documentation, as a site in site/ that needs no network; a broken link or an undocumented parameter is an error.
 docs: setup
 	$(BIN)/python -m scripts.results
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 # Ratios measured side by side in one run; not part of the tests.

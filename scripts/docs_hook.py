@@ -61,7 +61,7 @@ def notebook_page(notebook: dict[str, Any], name: str) -> str:
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(source)
+            parts.append(source.replace(".ipynb)", ".md)").replace("](../docs/", "](../"))
         else:
             parts.append(f"```python\n{source}\n```")
             parts += [_output(output) for output in cell["outputs"]]

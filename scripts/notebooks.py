@@ -26,12 +26,14 @@ def run(path: Path) -> NotebookNode:
     """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        resources = {"metadata": {"path": folder}}
-        client = NotebookClient(
-            notebook, timeout=SECONDS, resources=resources, record_timing=False, store_widget_state=False
-        )
+        options = {"timeout": SECONDS, "coalesce_streams": True, "record_timing": False, "store_widget_state": False}
+        client = NotebookClient(notebook, resources={"metadata": {"path": folder}}, **options)
         ran: NotebookNode = client.execute()
     ran.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    for cell in ran.cells:
+        if cell.cell_type == "code":
+            cell.metadata = {}
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]  # warnings of others
     return ran
 
 

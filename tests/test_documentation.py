@@ -108,7 +108,7 @@ def test_the_drawings_are_those_of_the_script() -> None:
 
 def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
     pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
