@@ -33,7 +33,7 @@ test: setup lint
 docs: setup
 	$(BIN)/python -m scripts.results
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "open site/index.html"
+	@echo "open site/index.html; for search, serve it: python3 -m http.server --directory site"
 
 # Ratios measured side by side in one run; not part of the tests.
 bench: setup
