@@ -16,6 +16,7 @@ from pmvit import _torchvision
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
+    from pmvit.comparison import Comparison, compare
     from pmvit.compress import compress, decompress, load, save
     from pmvit.cost import Flops, flops
     from pmvit.evaluation import Evaluation, evaluate
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Benchmark",
+    "Comparison",
     "Evaluation",
     "Exported",
     "FinetuneConfig",
@@ -58,6 +60,7 @@ __all__ = [
     "SegmentationEvaluation",
     "Segmenter",
     "benchmark",
+    "compare",
     "compress",
     "create_segmenter",
     "decompress",
@@ -79,6 +82,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "comparison": ("Comparison", "compare"),
     "compress": ("compress", "decompress", "load", "save"),
     "cost": ("Flops", "flops"),
     "evaluation": ("Evaluation", "evaluate"),

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import pmvit
+from pmvit import methods
 from pmvit.data.demo import MEAN, STD, demo_images, demo_loader, demo_model
 from pmvit.loading import create_model
 
@@ -142,6 +143,30 @@ def test_a_single_file_and_foreign_classes(images: Path, tmp_path: Path) -> None
     assert pmvit.load(tmp_path / "small.safetensors").num_classes == 10
 
 
+def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None:
+    model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
+    result = pmvit_command("compress", *model, "--method", "tome", "--r", "9,9,9,9,9,8", "-o", tmp_path / "tome")
+    assert result.returncode == 0, result.stderr
+    assert "ToMe: r (9, 9, 9, 9, 9, 8)" in result.stdout
+    batch = demo_loader("test", count=4)[0][0]
+    with torch.inference_mode():
+        expected = methods.compress(demo_model(), "tome", r=(9, 9, 9, 9, 9, 8))(batch)
+        assert torch.equal(pmvit.load(tmp_path / "tome")(batch), expected)
+    numbers = json.loads(pmvit_command("info", tmp_path / "tome", "--json").stdout)
+    assert numbers["method"]["name"] == "tome"
+    assert numbers["compressed"]["macs"] < numbers["original"]["macs"]
+    result = pmvit_command(
+        *("compare", *model, "--data", images, "--images", 64, "--workers", 0, "--gflops", 0.2, "--runtime", "none"),
+        *("--methods", "evit,uniform", "--with", tmp_path / "tome", "-o", tmp_path / "compared"),
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((tmp_path / "compared" / "comparison.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["original", "evit", "uniform", str(tmp_path / "tome")]
+    assert [row["evaluation"]["images"] for row in rows] == [64] * 4
+    assert rows[1]["gflops"] == pytest.approx(0.2, rel=0.01)
+    assert "uniform" in result.stdout
+
+
 def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
     scores = compressed / "scores.json"
     result = pmvit_command("plan", scores, "--paper", "--keep", 0.6, "--grouping", "segment", "-o", tmp_path / "p.json")
@@ -193,6 +218,8 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
             "expected a folder, a new name",
         ),
         (("plan", "{out}/config.json", "--keep", "0.5", "-o", "y"), "is it another file"),
+        (("compress", "{out}", "--method", "tome", "--data", "x", "-o", "y"), "needs no images, scores or plan; got x"),
+        (("compress", "{out}", "--plan", "p", "--r", "3", "-o", "y"), "r: for --method alone"),
     ],
 )
 def test_mistakes_get_one_line(compressed: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -2,11 +2,11 @@
 
 import os
 
-from pmvit.cli import compression, deployment, inspection, pictures, training
+from pmvit.cli import comparison, compression, deployment, inspection, pictures, training
 from pmvit.cli.common import app, fail
 from pmvit.errors import PmvitError
 
-__all__ = ["app", "compression", "deployment", "inspection", "main", "pictures", "training"]
+__all__ = ["app", "comparison", "compression", "deployment", "inspection", "main", "pictures", "training"]
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+PLANNERS = (None, "scored", "measured")  # what --method may say, once it is settled, for a plan to be made
 console = Console(markup=False, highlight=False)
 
 
@@ -89,6 +90,14 @@ def meter(model: "nn.Module") -> "Callable[[Plan], float]":
     return speedup_meter(model, torch.randn(16, *adapter_for(model).input_size(model), device=device))
 
 
+def settle_method(options: dict[str, Any], paper: bool) -> bool:
+    """Whether the paper's choices are asked for: `--method paper` is `--paper`, and makes a plan from scores."""
+    if options["method"] == "paper":
+        options["method"] = "scored"
+        return True
+    return paper
+
+
 def follow_paper(options: dict[str, Any], paper: bool) -> None:
     """Score as the paper's code does, unless told otherwise."""
     if paper and options["abs_per_sample"] is None:
@@ -125,11 +134,11 @@ def plan_options_of(options: dict[str, Any], paper: bool) -> dict[str, Any]:
     if "weight_rule" in chosen:
         chosen["weights"] = chosen.pop("weight_rule")
     if "skip" in chosen:
-        chosen["skip"] = _blocks(chosen["skip"])
+        chosen["skip"] = block_numbers(chosen["skip"])
     return {**(PAPER if paper else {}), **chosen}
 
 
-def _blocks(texts: list[str]) -> tuple[int, ...]:
+def block_numbers(texts: list[str]) -> tuple[int, ...]:
     """The blocks that --skip names."""
     if texts == ["none"]:
         return ()
@@ -176,6 +185,19 @@ def _value(text: str) -> Any:
         return text
 
 
+def names_in(text: str) -> list[str]:
+    """Names that were given with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Batch sizes that were given with commas."""
+    sizes = text.split(",")
+    if wrong := [size for size in sizes if not size.strip().isdigit() or int(size) < 1]:
+        raise PmvitError(f"--batch: expected batch sizes with commas, as in 1,16; got {wrong[0]!r}")
+    return [int(size) for size in sizes]
+
+
 def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=1))
 
@@ -220,9 +242,16 @@ def run_price(
 
 
 def print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:
+    """What a plan does, and what it costs."""
     from pmvit.planning.drawing import table
 
     console.print(table(plan))
+    share = f"{after.module_macs / after.macs:.2%} of the total"
+    print_costs(before, after, ("merge + reconstruct", "-", f"{after.module_macs / 1e6:.2f} MFLOPs", share))
+
+
+def print_costs(before: "Flops", after: "Flops", *rows: tuple[str, ...]) -> None:
+    """GFLOPs and parameters of a model and of what was made of it, and more rows."""
     summary = Table(show_edge=False, pad_edge=False)
     for name in ("", "original", "compressed", "ratio"):
         summary.add_column(name, justify="right" if name else "left")
@@ -232,8 +261,8 @@ def print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:
     parameters = (before.parameters, after.parameters)
     change = f"{after.parameters / before.parameters - 1:+.2%}"
     summary.add_row("parameters", *(f"{count / 1e6:.3f} M" for count in parameters), change)
-    share = f"{after.module_macs / after.macs:.2%} of the total"
-    summary.add_row("merge + reconstruct", "-", f"{after.module_macs / 1e6:.2f} MFLOPs", share)
+    for row in rows:
+        summary.add_row(*row)
     console.print(summary)
 
 

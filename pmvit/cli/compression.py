@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from pmvit.cli.common import (
+    PLANNERS,
     app,
     console,
     follow_paper,
@@ -20,11 +21,14 @@ from pmvit.cli.common import (
     run_price,
     run_score,
     scores_file,
+    settle_method,
 )
+from pmvit.cli.methods import by_method
 from pmvit.cli.options import (
     DATA_HELP,
     MASK_OPTIONS,
     MASKS_HELP,
+    METHOD_OPTIONS,
     PLAN_OPTIONS,
     PRICE_OPTIONS,
     SCORE_OPTIONS,
@@ -107,6 +111,7 @@ def plan(
     import pmvit
     from pmvit.planning.drawing import table
 
+    paper = settle_method(options, paper)
     made = pmvit.plan(read_measurements(scores), **plan_options_of({**options, "speedup": None}, paper))
     made.save(output)
     console.print(table(made))
@@ -115,7 +120,7 @@ def plan(
 
 
 @app.command()
-@with_options(PLAN_OPTIONS, SCORE_OPTIONS, PRICE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
+@with_options(PLAN_OPTIONS, METHOD_OPTIONS, SCORE_OPTIONS, PRICE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
 def compress(
     model: ModelName,
     output: Output,
@@ -132,12 +137,27 @@ def compress(
     device: Device = "cpu",
     **options: Any,
 ) -> None:
-    """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take."""
+    """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
+
+    --method tome, evit, tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how
+    much.
+    """
     import pmvit
     from pmvit.compress import check_output
 
-    if sum(source is not None for source in (data, scores, plan)) != 1:
-        raise PmvitError("expected one of --data, --scores and --plan to say where the plan comes from")
+    sources = [source for source in (data, scores, plan) if source is not None]
+    paper = settle_method(options, paper)
+    if options["method"] not in PLANNERS:
+        if sources:
+            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {sources[0]}")
+        segmenter = given(options, SEGMENTER_OPTIONS)
+        network = open_model(model, weights, model_arg, data_arg, device, segmenter)
+        by_method(network, output, options, pairs("--model-arg", model_arg))
+        return
+    if unused := given(options, METHOD_OPTIONS):
+        raise PmvitError(f"{', '.join(unused)}: for --method tome and the like alone; see docs/methods.md")
+    if len(sources) != 1:
+        raise PmvitError("expected one of --data, --scores and --plan, or --method tome and the like")
     plan_options = plan_options_of(options, paper)
     if plan is not None and plan_options:
         raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")

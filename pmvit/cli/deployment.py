@@ -8,11 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pmvit.cli.common import app, console, print_json
-from pmvit.cli.options import AsJson, Saved
-from pmvit.errors import PmvitError
-
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; as many as PyTorch takes if left out.")]
+from pmvit.cli.common import app, console, names_in, print_json, whole_numbers
+from pmvit.cli.options import AsJson, Saved, Threads
 
 
 @app.command()
@@ -95,14 +92,14 @@ def benchmark(
     import pmvit
 
     network = pmvit.load(model)
-    sizes = [_whole_number(size) for size in batch.split(",")]
+    sizes = whole_numbers(batch)
     if in_place:
         result = pmvit.overhead(network, batch=sizes[-1], rounds=rounds, threads=threads)
     else:
         result = pmvit.benchmark(
             network,
-            against=_names(against),
-            runtimes=_names(runtime),
+            against=names_in(against),
+            runtimes=names_in(runtime),
             batches=sizes,
             rounds=rounds,
             threads=threads,
@@ -119,13 +116,3 @@ def benchmark(
     for cells in result.cells():
         table.add_row(*cells)
     Console(width=max(console.width, 124)).print(table)  # rather cut by a narrow terminal than broken into pieces
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _whole_number(text: str) -> int:
-    if not text.strip().isdigit() or int(text) < 1:
-        raise PmvitError(f"--batch: expected batch sizes with commas, as in 1,16; got {text!r}")
-    return int(text)

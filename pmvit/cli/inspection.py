@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from pmvit.cli.common import app, console, print_info, print_json
+from pmvit.cli.methods import print_method
 from pmvit.cli.options import AsJson, BatchSize, Data, Device, FirstLabel, Output, Saved, Workers
 from pmvit.errors import PmvitError
 
@@ -26,10 +27,18 @@ def info(
     """Show what a saved model keeps in each block, and what it costs before and after."""
     import pmvit
     from pmvit.compress import compression_of
+    from pmvit.methods import method_of
 
     network = pmvit.load(model)
     after = pmvit.flops(network)
-    compression = compression_of(network)
+    compression, method = compression_of(network), method_of(network)
+    if method is not None:
+        before = pmvit.flops(pmvit.decompress(network))
+        if as_json:
+            print_json({"method": method.describe(), "original": asdict(before), "compressed": asdict(after)})
+        else:
+            print_method(method, before, after)
+        return
     if compression is None:
         raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
     before = pmvit.flops(pmvit.decompress(network))

@@ -30,6 +30,7 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images a batch.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes that read images.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, ...")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; as many as PyTorch takes if left out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 SCORE_OPTIONS = {
@@ -50,7 +51,10 @@ PRICE_OPTIONS = {
     ],
 }
 PLAN_OPTIONS = {
-    "method": Annotated[str | None, typer.Option(help="scored (Eq. 9; default) or measured (priced merges).")],
+    "method": Annotated[
+        str | None,
+        typer.Option(help="scored (Eq. 9; default), paper (its choices) or measured (priced merges); tome, ..."),
+    ],
     "keep": Annotated[float | None, typer.Option(help="Share of the patch tokens to keep.")],
     "prune": Annotated[float | None, typer.Option(help="Share of the patch tokens to prune; the rest merge.")],
     "gflops": Annotated[float | None, typer.Option(help="Budget in GFLOPs (MACs), instead of --keep.")],
@@ -71,6 +75,12 @@ PLAN_OPTIONS = {
     ],
     "skip": Annotated[
         list[str] | None, typer.Option(help="A block to leave alone, repeatable; or none. A segmenter skips four.")
+    ],
+}
+METHOD_OPTIONS = {
+    "r": Annotated[str | None, typer.Option(help="tome, ...: tokens to merge a block, or one number for each: 9,9,8.")],
+    "method_arg": Annotated[
+        list[str] | None, typer.Option(help="tome, ...: another of its options, as blocks=[3,6,9]; repeatable.")
     ],
 }
 SEGMENTER_OPTIONS = {

@@ -18,6 +18,7 @@ from pmvit.cli.common import (
     plan_options_of,
     print_json,
     processes,
+    settle_method,
     split_folders,
     training_device,
 )
@@ -183,6 +184,7 @@ def run(
     train, val = split_folders(data, val)
     if val is None:
         raise PmvitError(f"expected --val, or folders train and val below {data}: something to evaluate on")
+    paper = settle_method(options, paper)
     follow_paper(options, paper)
     config = _config(preset, options)
     here = processes(training_device(config.cpu))

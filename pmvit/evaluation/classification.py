@@ -3,6 +3,7 @@ embeddings where there are no classes."""
 
 import math
 from collections.abc import Iterable, Sequence, Sized
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,33 +102,50 @@ def evaluate(
         reference: The uncompressed original, for agreement and divergence.
         progress: Show a progress bar.
     """
-    device = next(model.parameters()).device
-    collected: dict[str, list[Tensor]] = {}
+    return evaluate_all([model], data, reference=reference, progress=progress)[0]
+
+
+def evaluate_all(
+    models: Sequence[nn.Module], data: Iterable[Any], *, reference: nn.Module | None = None, progress: bool = True
+) -> list[Evaluation]:
+    """`evaluate` several models on the same images, which are read once and shown to the reference once."""
+    collected: list[dict[str, list[Tensor]]] = [{} for _ in models]
     images_seen = 0
-    has_classes = gives_logits(model)
     total = len(data) if isinstance(data, Sized) else None
-    with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
+    with ExitStack() as modes, torch.inference_mode():
+        for model in models if reference is None else [*models, reference]:
+            modes.enter_context(evaluation_mode(model))
         for batch in track(data, "evaluate", total, show=progress):
             images, labels = unpack(batch)
-            images, labels = images.to(device), None if labels is None else labels.to(device)
             images_seen += len(images)
-            logits = predict(model, images)
-            expected = predict(reference, images) if reference is not None else None
-            if has_classes:
-                labels = _checked(labels, logits)
-                measured = measure(logits, labels, expected)
-            elif expected is not None:
-                measured = measure_embeddings(logits, expected)
-            else:
-                raise PmvitError(
-                    f"a {type(model).__name__} has no classes to measure: pass the uncompressed original as reference="
-                )
-            for name, values in measured.items():
-                collected.setdefault(name, []).append(values)
+            expected = predict(reference, images.to(device_of(reference))) if reference is not None else None
+            for model, found in zip(models, collected, strict=True):
+                for name, values in _measured(model, images, labels, expected).items():
+                    found.setdefault(name, []).append(values)
     if not images_seen:
         raise PmvitError("expected at least one image to evaluate on; got none")
-    means = {name: torch.cat(values).mean().item() for name, values in collected.items()}
-    return _evaluation(images_seen, len(getattr(data, "broken", ())), means)
+    broken = len(getattr(data, "broken", ()))
+    means = [{name: torch.cat(values).mean().item() for name, values in found.items()} for found in collected]
+    return [_evaluation(images_seen, broken, of_model) for of_model in means]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the weights of a model are."""
+    return next(model.parameters()).device
+
+
+def _measured(model: nn.Module, images: Tensor, labels: Tensor | None, expected: Tensor | None) -> dict[str, Tensor]:
+    """What one batch says of one model."""
+    device = device_of(model)
+    logits = predict(model, images.to(device))
+    expected = None if expected is None else expected.to(device)
+    if gives_logits(model):
+        return measure(logits, _checked(None if labels is None else labels.to(device), logits), expected)
+    if expected is not None:
+        return measure_embeddings(logits, expected)
+    raise PmvitError(
+        f"a {type(model).__name__} has no classes to measure: pass the uncompressed original as reference="
+    )
 
 
 def _checked(labels: Tensor | None, logits: Tensor) -> Tensor | None:

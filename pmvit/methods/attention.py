@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -9,26 +10,74 @@ Host = Any  # timm's modules: their attributes have no types
 
 
 class Attended(NamedTuple):
-    """What attention makes of tokens: the tokens with its output added, and the keys, (batch, heads, tokens, width)."""
+    """What attention adds to the tokens, and what it is made of, each (batch, heads, tokens, ...).
 
-    tokens: Tensor
+    `maps` are the attention probabilities, (batch, heads, queries, keys), if they were asked for.
+    """
+
+    update: Tensor
+    queries: Tensor
     keys: Tensor
+    maps: Tensor | None = None
 
 
-def attend(block: Host, tokens: Tensor, bias: Tensor | None = None) -> Attended:
-    """The first half of a plain block; `bias` is added to the attention scores."""
+def attend(
+    block: Host, tokens: Tensor, bias: Tensor | None = None, *, maps: bool = False, mask: Tensor | None = None
+) -> Attended:
+    """The first half of a plain block, up to its residual addition.
+
+    Args:
+        block: One for which `is_plain` is true.
+        tokens: As the block gets them.
+        bias: To add to the attention scores.
+        maps: Compute the attention probabilities one by one, and return them; else attention is fused.
+        mask: How much each key counts for each query, (batch, 1, queries, keys), before they are made to sum to one.
+    """
     attention = block.attn
     batch, count, _ = tokens.shape
     qkv = attention.qkv(block.norm1(tokens)).reshape(batch, count, 3, attention.num_heads, attention.head_dim)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     query, key = attention.q_norm(query), attention.k_norm(key)
-    dropout = attention.attn_drop.p if attention.training else 0.0
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+    found = None
+    if maps or mask is not None:
+        scores = query * attention.scale @ key.transpose(-2, -1)
+        scores = scores if bias is None else scores + bias
+        found = scores.softmax(-1) if mask is None else masked_softmax(scores, mask)
+        attended = attention.attn_drop(found) @ value
+    else:
+        dropout = attention.attn_drop.p if attention.training else 0.0
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     update = attention.proj_drop(attention.proj(attended.transpose(1, 2).reshape(batch, count, -1)))
-    return Attended(tokens + block.drop_path1(block.ls1(update)), key)
+    return Attended(block.drop_path1(block.ls1(update)), query, key, found)
 
 
-def mlp(block: Host, tokens: Tensor) -> Tensor:
-    """The second half of a plain block."""
-    output: Tensor = tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """The softmax over those keys that count, by how much they count; the mask may have a gradient."""
+    weights = (scores - scores.amax(-1, keepdim=True)).exp() * mask
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def class_attention(block: Host, attended: Attended) -> Tensor:
+    """How much the class token attends to each token: (batch, tokens), the mean over the heads."""
+    if attended.maps is not None:
+        return attended.maps[:, :, 0].mean(1)
+    scores: Tensor = attended.queries[:, :, :1] * block.attn.scale @ attended.keys.transpose(-2, -1)
+    return scores.softmax(-1).mean(1).squeeze(1)
+
+
+def mlp_update(block: Host, tokens: Tensor) -> Tensor:
+    """The second half of a plain block, up to its residual addition."""
+    output: Tensor = block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
     return output
+
+
+def take(tokens: Tensor, places: Tensor) -> Tensor:
+    """Of (batch, tokens, width), those at (batch, places)."""
+    return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))
+
+
+def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The places of the highest of (batch, tokens) scores, and of the others, both in the order of the scores."""
+    order = scores.argsort(dim=-1, descending=True)
+    kept, rest = torch.tensor_split(order, [number], dim=1)
+    return kept, rest

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import config_from
@@ -15,6 +16,7 @@ from pmvit.models.segmenter import Segmenter
 from pmvit.models.timm_inference import is_plain
 
 Model = TypeVar("Model", bound=nn.Module)
+M = TypeVar("M", bound="Method")
 MethodClass = TypeVar("MethodClass", bound="type[Method]")
 Host = Any  # timm's models: nn.Modules whose attributes have no types
 
@@ -25,13 +27,30 @@ class MethodBlock(nn.Module):
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
+        self.training = block.training
+
+    def extra_loss(self) -> Tensor | None:
+        """What the last pass while training adds to the loss, once; `None` for nothing."""
+        return None
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way to run a vision transformer on fewer tokens. The fields of a subclass are its options, all JSON data."""
+    """A way to run a vision transformer on fewer tokens. The fields of a subclass are its options, all JSON data.
+
+    Attributes:
+        name: To call it by.
+        title: As its paper writes it.
+        gives_all_tokens: Whether every token comes out again, in its place.
+        needs_class_token: Whether it reads the attention of a class token.
+        learns: Whether it has weights of its own, which are of no use before they are trained.
+    """
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    gives_all_tokens: ClassVar[bool] = False
+    needs_class_token: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
 
     @abstractmethod
     def wrap(self, encoder: Host, *, dense: bool) -> None:
@@ -40,6 +59,17 @@ class Method(ABC):
         Args:
             encoder: To change.
             dense: What reads the tokens after the last block needs every one of them, in its place.
+        """
+
+    @classmethod
+    @abstractmethod
+    def at(cls: type[M], strength: float, encoder: Host, **options: Any) -> M:
+        """The method at a strength of 0 (nothing is reduced) to 1 (as much as it can).
+
+        Args:
+            strength: The more of it, the fewer FLOPs.
+            encoder: That it is for.
+            options: Those of the method but the one that says how much it reduces.
         """
 
     def describe(self) -> dict[str, Any]:
@@ -62,12 +92,18 @@ def make_method(name: str, **options: Any) -> Method:
     Raises:
         PmvitError: If there is no such method or option.
     """
-    if name not in METHODS:
-        raise PmvitError(f"expected one of the methods {', '.join(METHODS)}; got {name!r}")
+    kind = method_called(name)
     try:
-        return config_from(METHODS[name], options, name)
+        return config_from(kind, options, name)
     except TypeError as error:
         raise PmvitError(f"{name}: an option is missing or of the wrong kind ({error})") from None
+
+
+def method_called(name: str) -> type[Method]:
+    """The kind of method that goes by a name."""
+    if name not in METHODS:
+        raise PmvitError(f"expected one of the methods {', '.join(METHODS)}; got {name!r}")
+    return METHODS[name]
 
 
 def method_from(description: Any) -> Method:
@@ -77,21 +113,34 @@ def method_from(description: Any) -> Method:
     return make_method(description["name"], **description["options"])
 
 
+def encoder_of(model: nn.Module) -> Host:
+    """The vision transformer of a model: of a Segmenter its encoder, else the model itself."""
+    return model.encoder if isinstance(model, Segmenter) else model
+
+
 def apply(model: Model, method: Method, *, inplace: bool = False) -> Model:
     """Put a method on a copy of a model, or on the model itself.
 
     Raises:
-        PmvitError: If the model is not one of timm's vision transformers, or a Segmenter on one, with plain blocks.
+        PmvitError: If the model is not one of timm's vision transformers, or a Segmenter on one, with plain blocks; or
+            if the method cannot do what the model needs.
     """
-    encoder: Any = model.encoder if isinstance(model, Segmenter) else model
+    encoder = encoder_of(model)
     if not isinstance(encoder, VisionTransformer) or not all(is_plain(block) for block in encoder.blocks):
         raise PmvitError(
             f"expected a timm VisionTransformer with plain blocks, or a Segmenter on one, for {method.name}; got a "
             f"{type(encoder).__name__}"
         )
+    if method.needs_class_token and encoder.cls_token is None:
+        raise PmvitError(f"{method.name} goes by the attention of the class token; this model has none")
+    dense = isinstance(model, Segmenter)
+    if dense and not method.gives_all_tokens:
+        raise PmvitError(f"a Segmenter reads every token, and {method.name} does not give them back: use another")
     if not inplace:
         model = copy.deepcopy(model)
-    method.wrap(model.encoder if isinstance(model, Segmenter) else model, dense=isinstance(model, Segmenter))
+    encoder = encoder_of(model)
+    method.wrap(encoder, dense=dense)
+    encoder.to(next(encoder.parameters()).device)  # what the method brings is made on the CPU
     model.method = method  # type: ignore[assignment]  # a record, not a module
     return model
 
@@ -100,6 +149,13 @@ def method_of(model: nn.Module) -> Method | None:
     """The method that was put on a model, `None` if there is none."""
     found = getattr(model, "method", None)
     return found if isinstance(found, Method) else None
+
+
+def extra_loss(model: nn.Module) -> Tensor | None:
+    """What the method of a model adds to the loss after a pass while training; `None` for nothing."""
+    blocks = [module for module in model.modules() if isinstance(module, MethodBlock)]
+    losses = [loss for block in blocks if (loss := block.extra_loss()) is not None]
+    return torch.stack(losses).sum() if losses else None
 
 
 def remove(model: Model) -> Model:

@@ -2,16 +2,59 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
-from pmvit.methods.base import apply, numbers_of_blocks
+from pmvit.methods.base import Method, apply, encoder_of
 from pmvit.methods.tome import Tome
-from pmvit.models import adapter_for
+
+M = TypeVar("M", bound=Method)
 
 TOLERANCE = 0.01  # of the FLOPs asked for
+STEPS = 12  # halvings of the range of strengths
+
+
+def method_for(model: nn.Module, kind: type[M], gflops: float, **options: Any) -> M:
+    """The method that makes a model cost so many GFLOPs, as `flops` counts them.
+
+    Args:
+        model: An original model.
+        kind: Of method.
+        gflops: Billions of multiply-accumulates an image.
+        options: Those of the method but the one that says how much it reduces.
+
+    Raises:
+        PmvitError: If nothing comes within 1 % of it.
+    """
+    method, reached = nearest(model, kind, gflops, **options)
+    if abs(reached - gflops) > TOLERANCE * gflops:
+        raise PmvitError(
+            f"expected GFLOPs that {kind.name} can reach with this model; got {gflops:.4g}, and the nearest is "
+            f"{reached:.4g}"
+        )
+    return method
+
+
+def nearest(model: nn.Module, kind: type[M], gflops: float, **options: Any) -> tuple[M, float]:
+    """What `method_for` returns, as near as it comes, and its GFLOPs. Only shapes are computed, on no device."""
+    shapes = copy.deepcopy(model).to("meta")
+
+    def made(strength: float) -> tuple[M, float]:
+        method = kind.at(strength, encoder_of(model), **options)
+        return method, flops(apply(shapes, method)).gflops
+
+    low, high = 0.0, 1.0
+    tried = [made(low), made(high)]
+    for _ in range(STEPS):  # the stronger, the cheaper
+        middle = (low + high) / 2
+        tried.append(made(middle))
+        if abs(tried[-1][1] - gflops) < TOLERANCE / 10 * gflops:
+            break
+        low, high = (middle, high) if tried[-1][1] > gflops else (low, middle)
+    return min(tried, key=lambda found: abs(found[1] - gflops))
 
 
 def tome_r_for(model: nn.Module, gflops: float, *, skip: Sequence[int] = ()) -> tuple[int, ...]:
@@ -22,35 +65,5 @@ def tome_r_for(model: nn.Module, gflops: float, *, skip: Sequence[int] = ()) -> 
     Raises:
         PmvitError: If nothing comes within 1 % of it.
     """
-    schedule, reached = nearest_tome(model, gflops, skip=skip)
-    if abs(reached - gflops) > TOLERANCE * gflops:
-        raise PmvitError(
-            f"expected GFLOPs that ToMe can reach with this model; got {gflops:.4g}, and the nearest is {reached:.4g}"
-        )
-    return schedule
-
-
-def nearest_tome(model: nn.Module, gflops: float, *, skip: Sequence[int] = ()) -> tuple[tuple[int, ...], float]:
-    """What `tome_r_for` returns, as near as it comes, and its GFLOPs. Only shapes are computed, on no device."""
-    shapes = copy.deepcopy(model).to("meta")
-    adapter = adapter_for(model)
-    depth = len(adapter.block_names(model))
-    merging = [block for block in range(depth) if block not in numbers_of_blocks(skip, depth, "skip")]
-
-    def schedule(total: int) -> tuple[int, ...]:
-        """Part a number of tokens among the blocks that merge, as evenly as it goes."""
-        rs = [0] * depth
-        for rank, block in enumerate(merging):
-            rs[block] = (total - rank + len(merging) - 1) // len(merging)
-        return tuple(rs)
-
-    def cost(total: int) -> float:
-        return flops(apply(shapes, Tome(schedule(total)))).gflops
-
-    low, high = 0, len(merging) * (adapter.layout(model).num_patches // 2)
-    while high - low > 1:  # the more tokens are merged, the less it costs
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) >= gflops else (low, middle)
-    costs = {total: cost(total) for total in (low, high)}
-    nearest = min(costs, key=lambda total: abs(costs[total] - gflops))
-    return schedule(nearest), costs[nearest]
+    method = method_for(model, Tome, gflops, skip=tuple(skip))
+    return tuple(method.schedule(len(encoder_of(model).blocks)))

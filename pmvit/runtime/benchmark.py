@@ -198,12 +198,18 @@ def benchmark(
     for name in names:
         if name.removesuffix(INT8) not in CONTENDERS:
             raise PmvitError(f"expected contenders among {', '.join(CONTENDERS)}, with {INT8} or without; got {name!r}")
-    runtimes = [ALIASES.get(name, name) for name in runtimes]
-    for name in runtimes:
+    runtimes = known_runtimes(runtimes)
+    makers: Makers = {name: partial(contender, name.removesuffix(INT8), model) for name in names}
+    return measure(model, makers, runtimes, batches, rounds, threads, images, memory, progress)
+
+
+def known_runtimes(names: Sequence[str]) -> list[str]:
+    """The runtimes that users call so; raise `PmvitError` for one that is not there."""
+    known = [ALIASES.get(name, name) for name in names]
+    for name in known:
         if name not in PYTORCH:
             runtime_called(name)
-    makers: Makers = {name: partial(contender, name.removesuffix(INT8), model) for name in names}
-    return _measure(model, makers, runtimes, batches, rounds, threads, images, memory, progress)
+    return known
 
 
 def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: int | None = None) -> Benchmark:
@@ -219,15 +225,16 @@ def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: in
     }
     with suppress(PmvitError):  # ToMe is not for every host
         models["tome, matching but not merging"] = tome(whole, 0, always_match=True)
-    makers: Makers = {name: partial(_ready, model) for name, model in models.items()}
-    return _measure(placed, makers, ["eager"], [batch], rounds, threads, None, False, True)
+    makers: Makers = {name: partial(ready, model) for name, model in models.items()}
+    return measure(placed, makers, ["eager"], [batch], rounds, threads, None, False, True)
 
 
-def _ready(model: nn.Module, _target: Target) -> nn.Module:
+def ready(model: nn.Module, _target: Target) -> nn.Module:
+    """A model that is the same for every target, in evaluation mode and without gradients."""
     return model.eval().requires_grad_(False)
 
 
-def _measure(
+def measure(
     model: nn.Module,
     makers: Makers,
     runtimes: Sequence[str],
@@ -238,6 +245,7 @@ def _measure(
     memory: bool,
     progress: bool,
 ) -> Benchmark:
+    """Measure what makers make; one of them is called `original`, and `model` says what images they take."""
     threads = threads or torch.get_num_threads()
     before = torch.get_num_threads()
     size = adapter_for(model).input_size(model)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from pmvit.compress import compress, decompress, is_compressed
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
-from pmvit.methods.budget import nearest_tome
-from pmvit.methods.tome import tome
+from pmvit.methods import Tome, apply
+from pmvit.methods.budget import nearest
 from pmvit.models import Adapter, TokenLayout, adapter_for
 from pmvit.models.adapter import Target
 from pmvit.planning import LayerPlan, Plan
@@ -137,7 +137,7 @@ class _TakenOut(nn.Module):
 def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
     """ToMe with the tokens a block that come nearest to the FLOPs of the compressed model."""
     whole = original(model, "eager")
-    return tome(whole, nearest_tome(whole, flops(model).gflops)[0])
+    return apply(whole, nearest(whole, Tome, flops(model).gflops)[0])
 
 
 CONTENDERS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {

@@ -67,7 +67,7 @@ class Runtime(ABC):
         """Open what `write` wrote."""
 
 
-def _exported(model: nn.Module, images: Tensor, any_batch: bool) -> Any:
+def as_exported(model: nn.Module, images: Tensor, any_batch: bool) -> Any:
     """The model as torch.export has it."""
     batch = ({0: torch.export.Dim("batch", min=1, max=4096)},) if any_batch else None
     with torch.no_grad(), quietly():
@@ -94,7 +94,7 @@ class Onnx(Runtime):
     target: Target = "onnx"
 
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
-        exported = _exported(model, images, any_batch)
+        exported = as_exported(model, images, any_batch)
         with quietly():
             program: Any = torch.onnx.export(
                 exported,
@@ -131,7 +131,7 @@ class OpenVino(Runtime):
         import openvino
 
         with quietly():
-            converted = openvino.convert_model(_exported(model, images, any_batch))
+            converted = openvino.convert_model(as_exported(model, images, any_batch))
             converted.inputs[0].get_tensor().set_names({"images"})
             for output, name in zip(converted.outputs, output_names(len(converted.outputs)), strict=True):
                 output.get_tensor().set_names({name})
@@ -161,7 +161,7 @@ class TorchExport(Runtime):
 
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
         with quietly():
-            torch.export.save(_exported(model, images, any_batch), path)
+            torch.export.save(as_exported(model, images, any_batch), path)
 
     def open(self, path: Path, threads: int) -> Run:
         with quietly():
@@ -174,7 +174,7 @@ class AotInductor(Runtime):
     name, suffix = "aot-inductor", ".pt2"
 
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
-        exported = _exported(model, images, any_batch)
+        exported = as_exported(model, images, any_batch)
         with quietly():
             torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
 
@@ -207,7 +207,7 @@ class ExecuTorch(Runtime):
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
-        exported = _exported(model, images, any_batch=False)
+        exported = as_exported(model, images, any_batch=False)
         with quietly():
             lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
             path.write_bytes(lowered.to_executorch().buffer)

@@ -17,6 +17,7 @@ from pmvit.data.batches import check_labels
 from pmvit.data.training import BatchTransform, TrainingBatch
 from pmvit.errors import PmvitError
 from pmvit.loading import num_classes_of
+from pmvit.methods.base import extra_loss
 from pmvit.models import adapter_for
 from pmvit.outputs import as_module, gives_logits, logits_of
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
@@ -138,7 +139,11 @@ class Learner:
             expected, got = tuple(logits.shape[1:]), tuple(taught.shape[1:])
             raise PmvitError(f"expected a teacher with outputs of shape {expected}, got {got}: is it another model's?")
         targets = {block: tokens.clone() for block, tokens in self._teacher_tokens.items()}
-        return finetune_loss(self.config, logits, labels, taught, self._tokens, targets, has_classes=self._has_classes)
+        losses = finetune_loss(
+            self.config, logits, labels, taught, self._tokens, targets, has_classes=self._has_classes
+        )
+        extra = extra_loss(self.model)
+        return losses if extra is None else {**losses, "loss": losses["loss"] + extra, "method": extra}
 
     def gradient_norm(self) -> Tensor:
         self.accelerator.unscale_gradients()

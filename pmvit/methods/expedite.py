@@ -1,0 +1,160 @@
+"""Expedite (Liang et al., NeurIPS 2022, arXiv:2210.01035), written from the paper for comparison.
+
+For dense prediction without fine-tuning. After some block, a *token clustering layer* makes a coarser grid of clusters
+out of the grid of patches: they begin as the averages of its cells, then a few times each patch is parted among the
+clusters around it, by exp(-distance^2 / temperature), and each cluster becomes the mean of its patches. The following
+blocks run on the clusters. At the end, a *token reconstruction layer* gives every patch the mean of the refined
+clusters that it was nearest to before, weighted by the same measure.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmvit.errors import PmvitError
+from pmvit.methods.base import Host, Method, MethodBlock, register
+
+X = TypeVar("X", bound="Expedite")
+
+
+class Clustered(NamedTuple):
+    """Tokens on the way through the blocks, and what the way back needs: patches and clusters as they were before."""
+
+    tokens: Tensor
+    patches: Tensor
+    clusters: Tensor
+
+
+def affinity(patches: Tensor, clusters: Tensor, temperature: float) -> Tensor:
+    """Minus the squared distance of every (batch, patch, width) from every cluster, over the temperature."""
+    squares = patches.square().sum(-1)[..., None] + clusters.square().sum(-1)[:, None]
+    return (2 * patches @ clusters.transpose(1, 2) - squares) / temperature
+
+
+def neighbours(grid: tuple[int, int], clusters: tuple[int, int], window: int) -> Tensor:
+    """Whether a patch may belong to a cluster, (patches, clusters): it is in the window around the patch's own."""
+    near = []
+    for side, number in zip(grid, clusters, strict=True):
+        own = (torch.arange(side) + 0.5) * number / side - 0.5
+        near.append((own[:, None] - torch.arange(number)).abs() <= window / 2)
+    return (near[0][:, None, :, None] & near[1][None, :, None, :]).flatten(0, 1).flatten(1)
+
+
+def cluster(
+    patches: Tensor, grid: tuple[int, int], size: tuple[int, int], near: Tensor, rounds: int, temperature: float
+) -> Tensor:
+    """The token clustering layer: (batch, patches, width) to (batch, clusters, width)."""
+    image = patches.transpose(1, 2).unflatten(2, grid)
+    clusters = F.adaptive_avg_pool2d(image, size).flatten(2).transpose(1, 2)
+    for _ in range(rounds):
+        shares = affinity(patches, clusters, temperature).masked_fill(~near, -torch.inf).softmax(-1)
+        totals = shares.sum(1)[..., None]
+        moved = shares.transpose(1, 2) @ patches / totals.clamp_min(1e-6)
+        clusters = torch.where(totals > 1e-6, moved, clusters)  # one without patches stays where it is
+    return clusters
+
+
+def reconstruct(patches: Tensor, clusters: Tensor, refined: Tensor, number: int, temperature: float) -> Tensor:
+    """The token reconstruction layer: each patch as the mean of the refined clusters that it was nearest to."""
+    nearness = affinity(patches, clusters, temperature)
+    least = nearness.topk(min(number, clusters.shape[1]), dim=-1).values[..., -1:]
+    return nearness.masked_fill(nearness < least, -torch.inf).softmax(-1) @ refined
+
+
+class ExpediteBlock(MethodBlock):
+    """A block on clusters; the first one makes them, the last one gives the patches back."""
+
+    near: Tensor
+
+    def __init__(
+        self,
+        block: nn.Module,
+        method: "Expedite",
+        grid: tuple[int, int],
+        num_prefix: int,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        super().__init__(block)
+        self.method = method
+        self.grid = grid
+        self.num_prefix = num_prefix
+        self.is_first = is_first
+        self.is_last = is_last
+        near = neighbours(grid, method.clusters, method.window) if is_first else torch.ones(0)
+        self.register_buffer("near", near, persistent=False)
+
+    def forward(self, state: Tensor | Clustered) -> Tensor | Clustered:
+        tokens, patches, clusters = state if isinstance(state, tuple) else self._cluster(state)
+        tokens = self.block(tokens)
+        if not self.is_last:
+            return Clustered(tokens, patches, clusters)
+        prefix, refined = tokens.tensor_split([self.num_prefix], dim=1)
+        back = reconstruct(patches, clusters, refined, self.method.neighbours, self.method.temperature)
+        return torch.cat([prefix, back], dim=1)
+
+    def _cluster(self, tokens: Tensor) -> Clustered:
+        prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
+        if patches.shape[1] != len(self.near):
+            raise ValueError(
+                f"expected {len(self.near)} patches, got {patches.shape[1]}: are the images of another size?"
+            )
+        made = cluster(patches, self.grid, self.method.clusters, self.near, self.method.rounds, self.method.temperature)
+        return Clustered(torch.cat([prefix, made], dim=1), patches, made)
+
+
+@register
+@dataclass(frozen=True)
+class Expedite(Method):
+    """Token clustering and reconstruction.
+
+    Attributes:
+        clusters: Rows and columns of clusters.
+        start: The first block that runs on clusters; if not given, after five twelfths of the model: 10 of 24.
+        rounds: How often clusters are formed anew.
+        window: Side of the square of clusters around a patch that it may belong to.
+        neighbours: How many clusters a patch is reconstructed from.
+        temperature: Of the weights.
+    """
+
+    name = "expedite"
+    title = "Expedite"
+    gives_all_tokens = True
+
+    clusters: tuple[int, int]
+    start: int | None = None
+    rounds: int = 5
+    window: int = 5
+    neighbours: int = 20
+    temperature: float = 50.0
+
+    def __post_init__(self) -> None:
+        if len(self.clusters) != 2 or min(self.clusters) < 1:
+            raise PmvitError(f"clusters: expected rows and columns, 1 or more; got {self.clusters}")
+
+    @classmethod
+    def at(cls: type[X], strength: float, encoder: Host, **options: Any) -> X:
+        grid = tuple(encoder.patch_embed.grid_size)
+        sizes = [grid]
+        while max(sizes[-1]) > 1:  # take one from the side that has the larger part of its patches left
+            rows, columns = sizes[-1]
+            shorten_rows = columns == 1 or (rows > 1 and rows * grid[1] >= columns * grid[0])
+            sizes.append((rows - 1, columns) if shorten_rows else (rows, columns - 1))
+        return cls(sizes[round(strength * (len(sizes) - 1))], **options)
+
+    def wrap(self, encoder: Host, *, dense: bool) -> None:
+        depth, grid = len(encoder.blocks), tuple(encoder.patch_embed.grid_size)
+        if any(number > side for number, side in zip(self.clusters, grid, strict=True)):
+            raise PmvitError(f"clusters: expected no more than the {grid[0]} x {grid[1]} patches; got {self.clusters}")
+        if self.clusters == grid:
+            return
+        start = depth * 5 // 12 if self.start is None else self.start
+        if not 0 <= start < depth:
+            raise PmvitError(f"start: expected a block of 0 ... {depth - 1}, got {start}")
+        for number in range(start, depth):
+            encoder.blocks[number] = ExpediteBlock(
+                encoder.blocks[number], self, grid, encoder.num_prefix_tokens, number == start, number == depth - 1
+            )
