@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint docs bench clean
+.PHONY: setup demo test lint docs bench wheel clean
 
 setup: $(READY)
 
@@ -39,6 +39,10 @@ docs: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.deployment
+
+# Build wheel and sdist into dist/ and try them in an empty environment: some minutes, and downloads.
+wheel: setup
+	$(BIN)/python -m scripts.check_wheel
 
 clean:
 	rm -rf $(VENV) demo-output dist site .mypy_cache .ruff_cache .pytest_cache

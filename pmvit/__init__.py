@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pmvit.report.segment import segment
     from pmvit.report.segmentation import Segmentation
     from pmvit.report.tradeoff import draw_tradeoff
+    from pmvit.report.visualize import Visualized, visualize
     from pmvit.runtime.benchmark import Benchmark, benchmark, overhead
     from pmvit.runtime.export import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
@@ -59,6 +60,7 @@ __all__ = [
     "Segmentation",
     "SegmentationEvaluation",
     "Segmenter",
+    "Visualized",
     "benchmark",
     "compare",
     "compress",
@@ -79,6 +81,7 @@ __all__ = [
     "save",
     "score",
     "segment",
+    "visualize",
 ]
 
 _HOMES = {
@@ -95,6 +98,7 @@ _HOMES = {
     "report.segment": ("segment",),
     "report.segmentation": ("Segmentation",),
     "report.tradeoff": ("draw_tradeoff",),
+    "report.visualize": ("Visualized", "visualize"),
     "runtime.benchmark": ("Benchmark", "benchmark", "overhead"),
     "runtime.export": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),

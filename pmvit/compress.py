@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pmvit._modes import check_trainable
+from pmvit.card import Facts, write_card
+from pmvit.cost import flops
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields, parse_document, write_atomically, write_text
+from pmvit.files import check_fields, check_writable, parse_document, write_atomically, write_text
 from pmvit.methods.base import apply, method_from, method_of, remove
 from pmvit.models import Adapter, HostChange, adapter_for, adapter_of_family
 from pmvit.outputs import predict
@@ -140,17 +142,20 @@ def _on_device_of(module: nn.Module, value: Any) -> Any:
     return value.to(next(module.parameters()).device) if isinstance(value, Tensor) else value
 
 
-def save(model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None = None) -> None:
+def save(
+    model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None = None, facts: Facts | None = None
+) -> None:
     """Write a model, compressed (by a plan or another method) or not, so that `load` makes it again without a network.
 
     Before anything is written, the model is built again from its description and compared on an image.
 
     Args:
         model: What `compress` or `methods.compress` returned, or an original model.
-        path: A folder, which gets `model.safetensors`, `plan.json` and `config.json`; or a single file that ends in
-            `.safetensors` and holds all three.
+        path: A folder, which gets `model.safetensors`, `plan.json`, `config.json` and a model card, `README.md`; or a
+            single file that ends in `.safetensors` and holds the first three.
         arguments: What the host library's model was created with, as far as it cannot be read off the model; an error
             asks for it where it is needed.
+        facts: What the model card says that cannot be read off the model: accuracy, how it was made.
 
     Raises:
         PmvitError: If the model cannot be described so that it can be built again.
@@ -182,7 +187,25 @@ def save(model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None
     write_atomically(path / MODEL_FILE, lambda temporary: save_file(tensors, temporary))
     if plan_text is not None:
         write_text(path / PLAN_FILE, plan_text)
+    describe_on_card(path, model, config, facts or Facts())
     write_text(path / CONFIG_FILE, config_text)  # last: with its checksums it vouches for the others
+
+
+def describe_on_card(folder: Path, model: nn.Module, config: dict[str, Any], facts: Facts) -> None:
+    """Write the card of a model that was saved, counting what it costs with and without its compression."""
+    plain = _plain_copy(model).float()
+    after = flops(plain)
+    before = flops(decompress(plain)) if is_compressed(plain) else after
+    compression = compression_of(model)
+    write_card(folder, plain, config, compression.plan if compression else None, (before, after), facts)
+
+
+def _plain_copy(model: nn.Module) -> nn.Module:
+    """A copy on the CPU, without what accelerate puts on a model for mixed precision."""
+    result = copy.deepcopy(model).cpu()
+    for patched in ("forward", "_original_forward"):
+        result.__dict__.pop(patched, None)
+    return result
 
 
 def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple[Adapter, dict[str, Any]]:
@@ -191,9 +214,7 @@ def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple
     Raises:
         PmvitError: If it cannot.
     """
-    original = copy.deepcopy(model).cpu()
-    for patched in ("forward", "_original_forward"):  # what accelerate puts on a model for mixed precision
-        original.__dict__.pop(patched, None)
+    original = _plain_copy(model)
     if is_compressed(original):
         decompress(original)
     adapter = adapter_for(original)
@@ -204,10 +225,9 @@ def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple
 
 def check_output(path: Path) -> None:
     """Raise `PmvitError` if a model cannot be saved there."""
-    if path.suffix == ".safetensors" and path.is_dir():
-        raise PmvitError(f"expected the name of a file, got the folder {path}")
     if path.suffix != ".safetensors" and path.exists() and not path.is_dir():
         raise PmvitError(f"expected a folder, a new name or a name in .safetensors to save to, got the file {path}")
+    check_writable(path if path.suffix == ".safetensors" else path / MODEL_FILE)
 
 
 def _check_description(adapter: Adapter, original: nn.Module, description: dict[str, Any]) -> None:

@@ -13,8 +13,20 @@ from pmvit.errors import PmvitError
 T = TypeVar("T")
 
 
+def check_writable(path: Path) -> None:
+    """Raise `PmvitError` if no file can be written there: better found before hours of work than after."""
+    if path.is_dir():
+        raise PmvitError(f"expected the name of a file to write, got the folder {path}")
+    nearest = next(folder for folder in path.absolute().parents if folder.exists())
+    if not nearest.is_dir():
+        raise PmvitError(f"expected a folder to write {path.name} to, got the file {nearest}")
+    if not os.access(nearest, os.W_OK):
+        raise PmvitError(f"expected a folder that can be written to; {nearest} cannot be: choose another output")
+
+
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it: a reader sees the old file or the new one."""
+    check_writable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)

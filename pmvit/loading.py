@@ -37,10 +37,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return read_tensors(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError):
         raise PmvitError(
             f"expected plain tensors in {path}; it holds something else or is cut short, and pmvit does not unpickle "
-            f"code ({str(error).splitlines()[0]}): convert it to safetensors"
+            "code: convert it to safetensors"
         ) from None
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from pmvit._processes import this_process, wait_for_all
-from pmvit.compress import CONFIG_FILE, compress, load, save
+from pmvit.card import Facts
+from pmvit.compress import CONFIG_FILE, compress, describe_on_card, load, save
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
@@ -170,6 +171,15 @@ def _evaluate(
         rows[stage] = {**asdict(result), "gflops": flops(candidate).gflops}
     if is_main:
         write_text(folder / RESULTS_FILE, json.dumps(rows, indent=1) + "\n")
+        settings = {"finetune": asdict(tuning)}
+        _complete_card(folder, models["tuned"], Facts(rows, settings))
+        before = {stage: rows[stage] for stage in ("original", "compressed")}
+        _complete_card(folder / COMPRESSED, models["compressed"], Facts(before))
+
+
+def _complete_card(folder: Path, model: nn.Module, facts: Facts) -> None:
+    """Write the card of a saved model again, now that it is known how good it is."""
+    describe_on_card(folder, model, json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")), facts)
 
 
 def read_results(folder: Path) -> RunResults:

@@ -1,13 +1,20 @@
-"""What several tests start from: a small model, plans for it, a folder of pictures."""
+"""What several tests start from: a small model, plans for it, a folder of pictures, the command line."""
 
+import io
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.cli import main
 from pmvit.compress import read_tensors
 from pmvit.data.demo import demo_images
 from pmvit.planning import Plan
@@ -60,3 +67,29 @@ def states(output: Path) -> dict[int, dict[str, Tensor]]:
     """The model's tensors after every step."""
     checkpoints = Checkpoints(output / "checkpoints", 100)
     return {step: select(read_tensors(checkpoints.path(step)), "model/") for step in checkpoints.steps()}
+
+
+SCREEN = {"COLUMNS": "120", "NO_COLOR": "1"}
+
+
+def pmvit_command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`pmvit` as a process of its own, which takes seconds to start."""
+    command = [sys.executable, "-m", "pmvit", *map(str, arguments)]
+    environment = {**os.environ, **SCREEN}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, **options)
+
+
+def pmvit_here(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`pmvit` in this process: the same entry point, streams and exit codes, without the seconds."""
+    words = ["pmvit", *map(str, arguments)]
+    out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
+    code: Any = 0
+    with patch.object(sys, "argv", words), patch.dict(os.environ, SCREEN), redirect_stdout(out), redirect_stderr(err):
+        try:
+            os.chdir(cwd or before)
+            main()
+        except SystemExit as ending:
+            code = ending.code or 0
+        finally:
+            os.chdir(before)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

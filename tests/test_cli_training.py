@@ -13,8 +13,8 @@ import torch
 
 import pmvit
 from pmvit.compress import read_tensors
-from tests.helpers import make_pictures, same, small_plan, small_vit
-from tests.test_cli import listen_to_interrupts, pmvit_command
+from tests.helpers import make_pictures, pmvit_command, pmvit_here, same, small_plan, small_vit
+from tests.test_cli import listen_to_interrupts
 
 OPTIONS = ["--preset", "quick", "--epochs", "2", "--batch-size", "8", "--lr", "1e-3", "--workers", "1"]
 
@@ -50,7 +50,7 @@ def stop_after(steps: int, number: signal.Signals, output: Path, *arguments: obj
 
 
 def test_finetune_stops_and_resumes(start: Path, tmp_path: Path) -> None:
-    whole = pmvit_command("finetune", start / "small", "--data", start / "data", "-o", tmp_path / "whole", *OPTIONS)
+    whole = pmvit_here("finetune", start / "small", "--data", start / "data", "-o", tmp_path / "whole", *OPTIONS)
     assert whole.returncode == 0, whole.stderr
     assert "best after epoch" in whole.stdout
     assert "on 21 images" in whole.stdout
@@ -61,12 +61,12 @@ def test_finetune_stops_and_resumes(start: Path, tmp_path: Path) -> None:
     assert code == 143, said
     assert "stopped after step" in said
     assert "Traceback" not in said
-    again = pmvit_command("finetune", "--resume", tmp_path / "out", "--workers", 0, "--json")
+    again = pmvit_here("finetune", "--resume", tmp_path / "out", "--workers", 0, "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["steps"] == 16
     for name in ("model.safetensors", "last/model.safetensors"):
         assert same(read_tensors(tmp_path / "whole" / name), read_tensors(tmp_path / "out" / name))
-    evaluated = pmvit_command("evaluate", tmp_path / "out", "--data", start / "data" / "val", "--json")
+    evaluated = pmvit_here("evaluate", tmp_path / "out", "--data", start / "data" / "val", "--json")
     assert json.loads(evaluated.stdout)["top1"] == json.loads(again.stdout)["best"]["top1"]
 
 
@@ -88,7 +88,7 @@ def test_run_goes_on_at_every_stage(start: Path, tmp_path: Path) -> None:
     assert code == -signal.SIGKILL, said
     assert (tmp_path / "out" / "scores.json").exists()
     scored = (tmp_path / "out" / "scores.json").stat().st_mtime_ns
-    done = pmvit_command(*command)
+    done = pmvit_here(*command)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "scores.json").stat().st_mtime_ns == scored
     for word in ("original", "compressed", "tuned", "GFLOPs", "agreement"):
@@ -96,15 +96,13 @@ def test_run_goes_on_at_every_stage(start: Path, tmp_path: Path) -> None:
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["tuned"]["gflops"] == results["compressed"]["gflops"] < results["original"]["gflops"]
     assert results["tuned"]["images"] == 21
-    whole = pmvit_command(*command[: -len(OPTIONS) - 1], tmp_path / "whole", *OPTIONS)
+    whole = pmvit_here(*command[: -len(OPTIONS) - 1], tmp_path / "whole", *OPTIONS)
     assert whole.returncode == 0, whole.stderr
     assert same(read_tensors(tmp_path / "whole/model.safetensors"), read_tensors(tmp_path / "out/model.safetensors"))
     begun = time.monotonic()
-    assert (
-        json.loads(pmvit_command(*command, "--json").stdout)["evaluations"]["tuned"]["top1"] == results["tuned"]["top1"]
-    )
+    assert json.loads(pmvit_here(*command, "--json").stdout)["evaluations"]["tuned"]["top1"] == results["tuned"]["top1"]
     assert time.monotonic() - begun < 30
-    other = pmvit_command(*[0.5 if argument == 0.6 else argument for argument in command])
+    other = pmvit_here(*[0.5 if argument == 0.6 else argument for argument in command])
     assert other.returncode == 1
     assert "holds a run with another plan" in other.stderr
 
@@ -127,7 +125,7 @@ def test_run_goes_on_at_every_stage(start: Path, tmp_path: Path) -> None:
 )
 def test_mistakes_get_one_line(start: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     filled = [argument.format(small=start / "small", data=start / "data") for argument in arguments]
-    result = pmvit_command(*filled, cwd=tmp_path)
+    result = pmvit_here(*filled, cwd=tmp_path)
     assert result.returncode == 1
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

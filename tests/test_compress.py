@@ -168,9 +168,9 @@ def saved_folder(model: nn.Module, plan: pmvit.Plan, folder: Path) -> Path:
     return folder
 
 
-def test_nothing_but_the_three_files_is_left(small_model: nn.Module, plan: pmvit.Plan, tmp_path: Path) -> None:
+def test_nothing_but_these_files_is_left(small_model: nn.Module, plan: pmvit.Plan, tmp_path: Path) -> None:
     folder = saved_folder(small_model, plan, tmp_path / "out")
-    expected = {"model.safetensors", "plan.json", "config.json"}
+    expected = {"model.safetensors", "plan.json", "config.json", "README.md"}
     assert {path.name for path in folder.iterdir()} == expected
     saved_folder(small_model, plan, folder)
     assert {path.name for path in folder.iterdir()} == expected

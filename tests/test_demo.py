@@ -17,7 +17,8 @@ def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "TUNING", replace(demo.TUNING, epochs=1))
-    monkeypatch.setattr(demo, "demo_loader", partial(demo_loader, count=400))
+    monkeypatch.setattr(demo, "ROUNDS", 3)
+    monkeypatch.setattr(demo, "demo_loader", partial(demo_loader, count=100))
     console = Console(record=True, width=100)
     demo.run(tmp_path / "out", console)
     text = console.export_text()
@@ -34,4 +35,4 @@ def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(
     assert pmvit.flops(small).gflops < 0.18
     assert Image.open(tmp_path / "out" / "blocks.png").width > 600
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"model.safetensors", "plan.json", "config.json", "blocks.png"}
+    assert names == {"model.safetensors", "plan.json", "config.json", "README.md", "blocks.png"}

@@ -59,7 +59,7 @@ def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: pmvit.Scor
     """DeiT-Tiny knows its images, and a plan from scores keeps more of that than the same budget at random."""
     config = adapter_for(deit_tiny).data_config(deit_tiny)
     loader = image_folder(data / "imagenet/val", config, num_classes=1000, batch_size=50, workers=0, shuffle=True)
-    batches: list[tuple[Tensor, Tensor]] = [batch for batch, _ in zip(loader, range(5), strict=False)]
+    batches: list[tuple[Tensor, Tensor]] = [batch for batch, _ in zip(loader, range(2), strict=False)]
     original = pmvit.evaluate(copy.deepcopy(deit_tiny), batches, progress=False)
     assert 0.60 < original.top1 < 0.80
     assert original.top5 > 0.85

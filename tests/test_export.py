@@ -1,9 +1,9 @@
 """Exports: every runtime gives what PyTorch gives, at any batch size, or says why it cannot."""
 
 import copy
+import json
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -18,7 +18,7 @@ from pmvit import _cpu
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.runtime import export as export_module
 from pmvit.runtime.targets import RUNTIMES, Runtime, runtime_called
-from tests.helpers import small_plan, small_vit
+from tests.helpers import pmvit_here, small_plan, small_vit
 
 FILES = {"onnx": "m.onnx", "openvino": "m.xml", "torch-export": "m.pt2", "torchscript": "m.pt"}
 
@@ -196,11 +196,10 @@ def test_broken_amx_is_avoided_where_it_is_announced(monkeypatch: pytest.MonkeyP
 
 def test_the_command_line(fashion: Any, tmp_path: Path) -> None:
     pmvit.save(fashion[1], tmp_path / "out", arguments=None)
-    command = [sys.executable, "-m", "pmvit", "export", str(tmp_path / "out"), "-o", str(tmp_path / "m.onnx"), "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = pmvit_here("export", tmp_path / "out", "-o", tmp_path / "m.onnx", "--json")
     assert result.returncode == 0, result.stderr
-    assert '"agreement": 1.0' in result.stdout
-    wrong = subprocess.run([*command[:5], "-o", str(tmp_path / "m.foo")], capture_output=True, text=True, check=False)
+    assert json.loads(result.stdout)["agreement"] == 1.0
+    wrong = pmvit_here("export", tmp_path / "out", "-o", tmp_path / "m.foo")
     assert wrong.returncode == 1
     assert "endings" in wrong.stderr
     assert len(wrong.stderr.strip().splitlines()) == 1

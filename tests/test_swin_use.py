@@ -15,7 +15,6 @@ from pmvit.cli import app
 from pmvit.methods.tome import tome
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
-from pmvit.report.pictures import plan_picture
 from pmvit.runtime.contenders import contender, with_operations_in_place
 from tests.swins import V1, compressed, difference, images, scored, small_swin
 
@@ -132,10 +131,6 @@ def test_plans_of_several_grids_are_shown() -> None:
     lines = plan.draw().splitlines()
     assert sum("block" in line for line in lines) == 2
     assert len(lines) == (1 + 28) + 1 + (1 + 14) + 1 + 1
-    picture = plan_picture(torch.rand(3, 112, 112), plan)
-    assert picture.width > 200
-    odd = compressed("v1 padded")[1].compression.plan
-    assert plan_picture(torch.rand(3, 84, 100), odd).width > 200
 
 
 def test_plans_for_other_windows_are_refused() -> None:

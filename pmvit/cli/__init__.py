@@ -1,6 +1,12 @@
 """The command line: one verb a step, each a few lines over the function of the same name."""
 
 import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import typer
 
 from pmvit.cli import comparison, compression, deployment, inspection, pictures, training
 from pmvit.cli.common import app, fail
@@ -12,15 +18,47 @@ __all__ = ["app", "comparison", "compression", "deployment", "inspection", "main
 def main() -> None:
     """Run the command line.
 
-    Exit code 0; 1 for what did not fit or failed, 2 for wrong usage, 130 when interrupted, 143 when terminated.
+    Exit code 0; 1 for what did not fit or failed, 2 for wrong usage, 130 when interrupted, 143 when terminated, 141
+    when nobody reads the output any more.
     """
+    signal.signal(signal.SIGTERM, _end)
     try:
-        app()
+        _command_line()(prog_name="pmvit")
     except PmvitError as error:
         fail(str(error), code=128 + getattr(error, "signal_number", -127))
     except Exception as error:
         if os.environ.get("PMVIT_DEBUG"):
             raise
-        reason = str(error).strip().splitlines()
-        message = f"{type(error).__name__}: {reason[0] if reason else 'no message'}"
-        fail(f"{message} (PMVIT_DEBUG=1 shows where)")
+        fail(_said(error))
+
+
+def _command_line() -> typer.Typer:
+    """All verbs under one name.
+
+    Options of its own it has only where they can be meant, before any verb: for such an option typer loads pydantic,
+    even unused. And what makes help pretty takes as long to load as all the rest.
+    """
+    is_alone = "_PMVIT_COMPLETE" in os.environ or not sys.argv[1:] or sys.argv[1].startswith("-")
+    result = typer.Typer(
+        help="Prune and Merge: token compression for Vision Transformers.",
+        no_args_is_help=True,
+        add_completion=is_alone,
+        add_help_option=is_alone,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    result.registered_commands = app.registered_commands
+    return result
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    """End as an error would: what is half-written is taken away."""
+    sys.exit(128 + number)
+
+
+def _said(error: Exception) -> str:
+    """An error that is not pmvit's own, in one line."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    reason = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {reason[0] if reason else 'no message'} (PMVIT_DEBUG=1 shows where)"

@@ -1,38 +1,34 @@
-"""What several verbs do: make models and loaders of what the user named, print, fail."""
+"""What several verbs do: make models and loaders of what the user named, measure, show what it costs."""
 
 import atexit
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from pmvit.cli.options import PLAN_OPTIONS, PRICE_OPTIONS, SCORE_OPTIONS, given
+from pmvit.cli.screen import console as console
+from pmvit.cli.screen import fail as fail
+from pmvit.cli.screen import print_json as print_json
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from pmvit.card import Facts
     from pmvit.cost import Flops
     from pmvit.planning import Plan
     from pmvit.pricing import Prices
     from pmvit.scoring import Scores
 
-app = typer.Typer(
-    help="Prune and Merge: token compression for Vision Transformers.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer()  # the verbs register here
 PLANNERS = (None, "scored", "measured")  # what --method may say, once it is settled, for a plan to be made
-console = Console(markup=False, highlight=False)
 
 
 @dataclass(frozen=True)
@@ -169,6 +165,20 @@ def open_model(
     return model.to(device)
 
 
+def facts_of(model: "nn.Module", name: str, weights: Path | None) -> "Facts":
+    """What a model card may say of a model that was named so: the command, and where its weights are from if known."""
+    from pmvit.card import Facts
+
+    command = shlex.join(["pmvit", *sys.argv[1:]])
+    library, colon, rest = name.partition(":")
+    if weights is not None or Path(name).exists():
+        return Facts(command=command)
+    if colon:
+        return Facts(command=command, base_model=rest if library in ("hf", "hf-hub") else None)
+    known = getattr(model, "pretrained_cfg", {})
+    return Facts(command=command, base_model=known.get("hf_hub_id"), license=known.get("license"))
+
+
 def pairs(option: str, texts: list[str] | None) -> dict[str, Any]:
     """Options given as name=value, the values as JSON where they are."""
     parts = [text.partition("=") for text in texts or []]
@@ -198,17 +208,15 @@ def whole_numbers(text: str) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=1))
-
-
 def run_score(
     model: "nn.Module", data: str, output: Path, options: dict[str, Any], here: Processes, **reading: Any
 ) -> "Scores":
     """Score and write the scores; partial sums are kept beside them, so that a stopped run goes on where it was."""
     import pmvit
+    from pmvit.files import check_writable
     from pmvit.loading import open_loader
 
+    check_writable(output)
     config = pmvit.ScoreConfig(**given(options, SCORE_OPTIONS))
     masks = {"first_label": options.get("first_label")}
     share = {"shuffle": True, **masks, "process": here.index, "processes": here.count, **reading}
@@ -231,8 +239,10 @@ def run_price(
 ) -> "Prices":
     """Price merges and write the prices."""
     import pmvit
+    from pmvit.files import check_writable
     from pmvit.loading import open_loader
 
+    check_writable(output)
     loader = open_loader(model, data, labels=False, shuffle=True, **reading)
     prices = pmvit.price(model, loader, progress=here.is_main, **given(options, PRICE_OPTIONS))
     prices.save(output)
@@ -252,23 +262,18 @@ def print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:
 
 def print_costs(before: "Flops", after: "Flops", *rows: tuple[str, ...]) -> None:
     """GFLOPs and parameters of a model and of what was made of it, and more rows."""
-    summary = Table(show_edge=False, pad_edge=False)
-    for name in ("", "original", "compressed", "ratio"):
-        summary.add_column(name, justify="right" if name else "left")
-    summary.add_row(
-        "GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", f"{before.macs / after.macs:.2f}x fewer"
-    )
-    parameters = (before.parameters, after.parameters)
-    change = f"{after.parameters / before.parameters - 1:+.2%}"
-    summary.add_row("parameters", *(f"{count / 1e6:.3f} M" for count in parameters), change)
-    for row in rows:
-        summary.add_row(*row)
-    console.print(summary)
+    ratio = f"{before.macs / after.macs:.2f}x fewer"
+    counts = (f"{count / 1e6:.3f} M" for count in (before.parameters, after.parameters))
+    costs = [
+        ("GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", ratio),
+        ("parameters", *counts, f"{after.parameters / before.parameters - 1:+.2%}"),
+    ]
+    console.table(("", "original", "compressed", "ratio"), [*costs, *rows])
 
 
-def fail(message: str, code: int = 1) -> NoReturn:
-    Console(stderr=True).print(Text.assemble(("pmvit: ", "bold red"), message), soft_wrap=True)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.stderr.flush()
-        os._exit(code)  # taking leave of processes that may wait for this one could take forever
-    sys.exit(code)
+def blocks_of(plan: "Plan") -> dict[int, dict[str, int]]:
+    """What each block keeps, merges and prunes."""
+    return {
+        index: {"kept": layer.num_kept, "merged": layer.num_merged, "pruned": layer.num_pruned}
+        for index, layer in plan.layers.items()
+    }

@@ -1,14 +1,14 @@
 """`compare`: methods side by side."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from pmvit.cli.common import app, console, names_in, open_model, processes, run_score, whole_numbers
+from pmvit.cli.common import app, console, names_in, open_model, print_json, processes, run_score, whole_numbers
+from pmvit.cli.completion import BENCHMARKED, METHODS, some_of
 from pmvit.cli.options import (
     MASK_OPTIONS,
     SCORE_OPTIONS,
@@ -36,7 +36,11 @@ def compare(
     gflops: Annotated[str, typer.Option("--gflops", help="What each is to cost, in GFLOPs (MACs), with commas.")],
     methods: Annotated[
         str,
-        typer.Option("--methods", help="With commas: names as for compress --method, prune-merge; or all untrained."),
+        typer.Option(
+            "--methods",
+            help="With commas: names as for compress --method, prune-merge; or all untrained.",
+            autocompletion=some_of("all", "prune-merge", *METHODS),
+        ),
     ] = "all",
     scores: Annotated[Path | None, typer.Option("--scores", help="Scores for prune-merge, made before.")] = None,
     score_data: Annotated[str | None, typer.Option("--score-data", help="Or images to score on.")] = None,
@@ -45,7 +49,12 @@ def compare(
     ] = None,
     images: Annotated[int | None, typer.Option("--images", min=1, help="Measure on so many of --data.")] = None,
     runtime: Annotated[
-        str, typer.Option("--runtime", help="As for benchmark, with commas; none for no speed.")
+        str,
+        typer.Option(
+            "--runtime",
+            help="As for benchmark, with commas; none for no speed.",
+            autocompletion=some_of("none", *BENCHMARKED),
+        ),
     ] = "eager",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")] = "1,16",
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="Turns of each.")] = 20,
@@ -100,14 +109,9 @@ def compare(
     if output is not None:
         result.write(output)
     if as_json:
-        typer.echo(result.to_json())
+        print_json(json.loads(result.to_json()))
         return
-    table = Table(show_edge=False, pad_edge=False)
-    for number, name in enumerate(result.columns()):
-        table.add_column(name, justify="right" if number else "left")
-    for cells in result.cells():
-        table.add_row(*cells)
-    Console(width=max(console.width, 124)).print(table)
+    console.table(result.columns(), result.cells(), least_width=124)
 
 
 def _budget(text: str) -> float:

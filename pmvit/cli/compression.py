@@ -1,5 +1,6 @@
 """From a model to a compressed one: `score`, `price`, `plan`, `compress`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -8,7 +9,9 @@ import typer
 from pmvit.cli.common import (
     PLANNERS,
     app,
+    blocks_of,
     console,
+    facts_of,
     follow_paper,
     meter,
     open_model,
@@ -16,6 +19,7 @@ from pmvit.cli.common import (
     plan_options_of,
     prices_file,
     print_info,
+    print_json,
     processes,
     read_measurements,
     run_price,
@@ -33,10 +37,12 @@ from pmvit.cli.options import (
     PRICE_OPTIONS,
     SCORE_OPTIONS,
     SEGMENTER_OPTIONS,
+    AsJson,
     BatchSize,
     Data,
     DataArguments,
     Device,
+    Learning,
     ModelArguments,
     ModelName,
     Output,
@@ -67,6 +73,7 @@ def score(
     batch_size: BatchSize = 64,
     workers: Workers = 2,
     device: Device = "cpu",
+    as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Measure how much each token of each block matters; write the scores as JSON."""
@@ -75,6 +82,9 @@ def score(
     segmenter = given(options, SEGMENTER_OPTIONS)
     network = open_model(model, weights, model_arg, data_arg, here.device, segmenter)
     scores = run_score(network, data, output, options, here, batch_size=batch_size, workers=workers)
+    if as_json and here.is_main:
+        print_json({"scores": output, "images": scores.images, "iterations": scores.iterations})
+        return
     console.print(f"scores of {scores.images} images in {scores.iterations} batches: {output}")
 
 
@@ -90,12 +100,16 @@ def price(
     batch_size: BatchSize = 64,
     workers: Workers = 2,
     device: Device = "cpu",
+    as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Measure what merging tokens costs in each block, without labels; write the prices as JSON."""
     here = processes(device)
     network = open_model(model, weights, model_arg, data_arg, here.device, given(options, SEGMENTER_OPTIONS))
     prices = run_price(network, data, output, options, here, batch_size=batch_size, workers=workers)
+    if as_json and here.is_main:
+        print_json({"prices": output, "images": prices.images})
+        return
     console.print(f"prices from {prices.images} images: {output}")
 
 
@@ -105,6 +119,7 @@ def plan(
     scores: Annotated[Path, typer.Argument(help="What `pmvit score` or `pmvit price` wrote.")],
     output: Output,
     paper: Paper = False,
+    as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Decide which tokens of each block are kept, merged and pruned; write the plan and draw it."""
@@ -114,6 +129,9 @@ def plan(
     paper = settle_method(options, paper)
     made = pmvit.plan(read_measurements(scores), **plan_options_of({**options, "speedup": None}, paper))
     made.save(output)
+    if as_json:
+        print_json({"plan": output, "blocks": blocks_of(made)})
+        return
     console.print(table(made))
     console.print(made.draw(console.width))
     console.print(f"plan: {output}")
@@ -131,10 +149,11 @@ def compress(
     model_arg: ModelArguments = None,
     data_arg: DataArguments = None,
     paper: Paper = False,
-    learn: Annotated[str, typer.Option("--learn", help="What tuning may change of M and R: group, dense.")] = "group",
+    learn: Learning = "group",
     batch_size: BatchSize = 64,
     workers: Workers = 2,
     device: Device = "cpu",
+    as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Score, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
@@ -152,7 +171,7 @@ def compress(
             raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {sources[0]}")
         segmenter = given(options, SEGMENTER_OPTIONS)
         network = open_model(model, weights, model_arg, data_arg, device, segmenter)
-        by_method(network, output, options, pairs("--model-arg", model_arg))
+        by_method(network, output, options, pairs("--model-arg", model_arg), facts_of(network, model, weights), as_json)
         return
     if unused := given(options, METHOD_OPTIONS):
         raise PmvitError(f"{', '.join(unused)}: for --method tome and the like alone; see docs/methods.md")
@@ -177,7 +196,9 @@ def compress(
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
-        made = pmvit.plan(read_measurements(scores), measure=meter(network), **plan_options)
+        measured = read_measurements(scores)
+        made = pmvit.plan(measured, measure=meter(network), **plan_options)
+        measured.save(prices_file(output) if isinstance(measured, pmvit.Prices) else scores_file(output))
     else:
         reading = {"batch_size": batch_size, "workers": workers}
         source: Scores | Prices
@@ -189,6 +210,11 @@ def compress(
             return
         made = pmvit.plan(source, measure=meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
-    pmvit.save(small, output, arguments=pairs("--model-arg", model_arg))
-    print_info(made, before=pmvit.flops(network), after=pmvit.flops(small))
+    pmvit.save(small, output, arguments=pairs("--model-arg", model_arg), facts=facts_of(network, model, weights))
+    before, after = pmvit.flops(network), pmvit.flops(small)
+    if as_json:
+        costs = {"original": asdict(before), "compressed": asdict(after)}
+        print_json({"model": output, "blocks": blocks_of(made), **costs})
+        return
+    print_info(made, before, after)
     console.print(f"compressed model: {output}")

@@ -1,14 +1,14 @@
 """Bring a model to where it runs: `export`, `benchmark`."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from pmvit.cli.common import app, console, names_in, print_json, whole_numbers
+from pmvit.cli.completion import BENCHMARKED, CONTENDERS, some_of, value_of
 from pmvit.cli.options import AsJson, Saved, Threads
 
 
@@ -23,6 +23,7 @@ def export(
             help="onnx, openvino, torch-export, aot-inductor, torchscript, executorch or litert; by the file's ending "
             "if left out.",
             show_default=False,
+            autocompletion=value_of("to"),
         ),
     ] = None,
     batch: Annotated[
@@ -44,7 +45,7 @@ def export(
     images = None if data is None else open_loader(network, data, labels=False, batch_size=8, workers=0, shuffle=True)
     result = pmvit.export(network, output, to=to, batch=batch, images=images, int8=int8, threads=threads)
     if as_json:
-        print_json({**asdict(result), "path": str(result.path)})
+        print_json(asdict(result))
         return
     kind = f"{result.runtime}, eight bits" if result.int8 else result.runtime
     console.print(
@@ -62,6 +63,7 @@ def benchmark(
             "--against",
             help="Contenders, with commas: original, original-optimized, compressed (without the passes), optimized, "
             "bound (equal tokens, no operations), direct, tome; with -int8 behind them quantised.",
+            autocompletion=some_of(*CONTENDERS),
         ),
     ] = "original,compressed,optimized,bound",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")] = "1,16",
@@ -71,6 +73,7 @@ def benchmark(
             "--runtime",
             help="With commas: eager, compile, onnxruntime, openvino, torch-export, aot-inductor, torchscript, "
             "executorch, litert.",
+            autocompletion=some_of(*BENCHMARKED),
         ),
     ] = "eager",
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="Turns of each contender.")] = 20,
@@ -108,11 +111,6 @@ def benchmark(
     if output is not None:
         result.write(output)
     if as_json:
-        typer.echo(result.to_json())
+        print_json(json.loads(result.to_json()))
         return
-    table = Table(show_edge=False, pad_edge=False)
-    for name in result.COLUMNS:
-        table.add_column(name, justify="left" if name in ("runtime", "contender") else "right")
-    for cells in result.cells():
-        table.add_row(*cells)
-    Console(width=max(console.width, 124)).print(table)  # rather cut by a narrow terminal than broken into pieces
+    console.table(result.COLUMNS, result.cells(), left=("runtime", "contender"), least_width=124)

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from pmvit.cli.common import app, console, print_info, print_json
+from pmvit.cli.common import app, blocks_of, console, print_info, print_json
 from pmvit.cli.methods import print_method
 from pmvit.cli.options import AsJson, BatchSize, Data, Device, FirstLabel, Output, Saved, Workers
 from pmvit.errors import PmvitError
@@ -44,10 +43,7 @@ def info(
     before = pmvit.flops(pmvit.decompress(network))
     made = compression.plan
     if as_json:
-        blocks = {
-            i: {"kept": p.num_kept, "merged": p.num_merged, "pruned": p.num_pruned} for i, p in made.layers.items()
-        }
-        print_json({"blocks": blocks, "original": asdict(before), "compressed": asdict(after)})
+        print_json({"blocks": blocks_of(made), "original": asdict(before), "compressed": asdict(after)})
         return
     print_info(made, before, after)
     if draw:
@@ -126,22 +122,19 @@ def _show(
 ) -> None:
     """What was measured, as JSON or as a table of those rows that have a number; and what could not be read."""
     if as_json:
-        print_json({**asdict(result), "broken_files": {str(k): v for k, v in loader.broken.files.items()}})
+        print_json({**asdict(result), "broken_files": loader.broken.files})
         return
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column(f"{result.images} images")
-    table.add_column(str(model), justify="right")
-    for name, (value, form) in rows.items():
-        if value is not None:
-            table.add_row(name, form.format(value))
-    console.print(table)
+    cells = [(name, form.format(value)) for name, (value, form) in rows.items() if value is not None]
+    console.table((f"{result.images} images", str(model)), cells)
     if loader.broken:
         console.print(loader.broken.summary(), style="yellow")
 
 
 @app.command()
-def demo(output: Output = Path("demo-output")) -> None:
+def demo(output: Output = Path("demo-output"), as_json: AsJson = False) -> None:
     """Compress the built-in ViT; print accuracy and speed before and after, write a picture of its blocks."""
     from pmvit.demo import run
 
-    run(output, console)
+    results = run(output, console.rich)
+    if as_json:
+        print_json(results)

@@ -1,21 +1,25 @@
 """The other methods on the command line: `compress --method`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pmvit.cli.common import PLANNERS, block_numbers, console, pairs, print_costs
+from pmvit.cli.common import PLANNERS, block_numbers, console, pairs, print_costs, print_json
 from pmvit.cli.options import PLAN_OPTIONS, PRICE_OPTIONS, SCORE_OPTIONS, given
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from pmvit.card import Facts
     from pmvit.methods import Method
 
 SHARED = {"method", "keep", "gflops", "skip"}  # options of a plan that a method may have, too
 
 
-def by_method(model: "nn.Module", output: Path, options: dict[str, Any], arguments: dict[str, Any]) -> None:
+def by_method(
+    model: "nn.Module", output: Path, options: dict[str, Any], arguments: dict[str, Any], facts: "Facts", as_json: bool
+) -> None:
     """Compress a model by another method and save it."""
     import pmvit
     from pmvit import methods
@@ -27,8 +31,13 @@ def by_method(model: "nn.Module", output: Path, options: dict[str, Any], argumen
     check_output(output)
     method = chosen_method(model, options)
     small = methods.apply(model, method)
-    pmvit.save(small, output, arguments=arguments)
-    print_method(method, pmvit.flops(model), pmvit.flops(small))
+    pmvit.save(small, output, arguments=arguments, facts=facts)
+    before, after = pmvit.flops(model), pmvit.flops(small)
+    if as_json:
+        costs = {"original": asdict(before), "compressed": asdict(after)}
+        print_json({"model": output, "method": method.describe(), **costs})
+        return
+    print_method(method, before, after)
     console.print(f"compressed model: {output}")
 
 

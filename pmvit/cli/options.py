@@ -3,15 +3,33 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
+
+from pmvit.cli.completion import VALUES, complete_model, value_of
+from pmvit.cli.screen import keep_output_for_json
+from pmvit.errors import PmvitError
+
+
+def usable_device(context: typer.Context, device: str) -> str:
+    """A device that this PyTorch computes on."""
+    if device != "cpu" and not context.resilient_parsing:
+        import torch
+
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise PmvitError(f"--device: expected one that PyTorch can use here; got {device} ({reason})") from None
+    return device
+
 
 MODEL_HELP = (
     "A timm name or hf-hub:owner/name; hf:owner/name (transformers); "
     "torchvision:name; segmenter:name; or a saved model."
 )
-ModelName = Annotated[str, typer.Argument(help=MODEL_HELP)]
+ModelName = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=complete_model)]
 Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or a .safetensors file.")]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="Weights file; without it timm fetches its own.")]
 ModelArguments = Annotated[
@@ -29,9 +47,21 @@ Validation = Annotated[
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Images a batch.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes that read images.")]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, ...")]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; as many as PyTorch takes if left out.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="cpu, cuda, cuda:1, mps, ...",
+        autocompletion=value_of("device"),
+        callback=usable_device,
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="CPU threads; as many as PyTorch takes if left out.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document and nothing else.", callback=keep_output_for_json)
+]
 
 SCORE_OPTIONS = {
     "iterations": Annotated[int | None, typer.Option(min=1, help="Batches to score at most; 500 if not given.")],
@@ -44,10 +74,16 @@ SCORE_OPTIONS = {
     ],
 }
 PRICE_OPTIONS = {
-    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 512 if not given.")],
+    "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 1024 if not given.")],
     "groups": Annotated[str | None, typer.Option(help="measured: groups of neighbours (default) or of any tokens.")],
     "mirror": Annotated[
         bool | None, typer.Option("--mirror/--no-mirror", help="measured: mirror images count as well (default).")
+    ],
+    "nested": Annotated[
+        bool | None, typer.Option("--nested/--no-nested", help="measured: what is merged stays merged (default).")
+    ],
+    "early": Annotated[
+        float | None, typer.Option(help="measured: raise prices of the first block so much, later ones less; by 5.")
     ],
 }
 PLAN_OPTIONS = {
@@ -138,10 +174,22 @@ FINETUNE_OPTIONS = {
 }
 Preset = Annotated[
     str | None,
-    typer.Option(help="deit_tiny, deit_small, mae_base, swin_tiny, segmenter or quick; options override it."),
+    typer.Option(
+        help="deit_tiny, deit_small, mae_base, swin_tiny, segmenter or quick; options override it.",
+        autocompletion=value_of("preset"),
+    ),
 ]
 EpochImages = Annotated[int | None, typer.Option(help="Images that make an epoch, where a stream cannot be counted.")]
+Learning = Annotated[
+    str,
+    typer.Option("--learn", help="What tuning may change of M and R: group, dense.", autocompletion=value_of("learn")),
+]
 Paper = Annotated[bool, typer.Option("--paper", help="The paper's choices wherever an option is not given.")]
+
+for _group in (SCORE_OPTIONS, PRICE_OPTIONS, PLAN_OPTIONS, SEGMENTER_OPTIONS, FINETUNE_OPTIONS):
+    for _name, _option in _group.items():
+        if _name in VALUES:
+            get_args(_option)[1].autocompletion = value_of(_name)
 
 Command = TypeVar("Command", bound=Callable[..., None])
 

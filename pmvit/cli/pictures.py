@@ -1,13 +1,16 @@
-"""Pictures of what a model does: `segment`."""
+"""Pictures of what a model does: `segment`, `visualize`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.table import Table
 
-from pmvit.cli.common import app, console, print_json
-from pmvit.cli.options import AsJson, Data, Device, FirstLabel, Output, Saved
+from pmvit.cli.common import app, console, print_json, scores_file
+from pmvit.cli.options import DATA_HELP, AsJson, Data, Device, FirstLabel, Output, Saved
+from pmvit.errors import PmvitError
+
+if TYPE_CHECKING:
+    from pmvit.report.visualize import Formats, What
 
 
 @app.command()
@@ -49,12 +52,70 @@ def segment(
         ]
         print_json({"sheet": str(sheet), "images": rows, "broken_files": made.broken.files})
         return
-    table = Table(show_edge=False, pad_edge=False)
-    for title in ("picture", "agreement", "mIoU", "compressed"):
-        table.add_column(title, justify="left" if title == "picture" else "right")
-    for path, values in zip(pictures, measures, strict=True):
-        table.add_row(path.name, *("-" if value is None else f"{value:.1%}" for value in values))
-    console.print(table)
+    cells = [
+        (path.name, *("-" if value is None else f"{value:.1%}" for value in values))
+        for path, values in zip(pictures, measures, strict=True)
+    ]
+    console.table(("picture", "agreement", "mIoU", "compressed"), cells)
     if made.broken:
         console.print(made.broken.summary(), style="yellow")
     console.print(f"all of them on one sheet: {sheet}")
+
+
+@app.command()
+def visualize(
+    model: Saved,
+    output: Output,
+    images: Annotated[
+        str | None, typer.Option("--images", help=f"An image file. {DATA_HELP} Maps alone need none.")
+    ] = None,
+    what: Annotated[str, typer.Option(help="Some of blocks, cam and maps.")] = "blocks,cam,maps",
+    blocks: Annotated[
+        str | None, typer.Option(help="Numbers of blocks, as in 0,5,-1; all of them if not given.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many images, taken evenly from all there are.")] = 8,
+    formats: Annotated[str, typer.Option("--format", help="png, svg or both.")] = "both",
+    scores: Annotated[
+        Path | None, typer.Option(help="Scores for their map; if not given, those that `compress` left with the model.")
+    ] = None,
+    original: Annotated[
+        Path | None, typer.Option(help="A saved model to compare with; else the same weights, uncompressed.")
+    ] = None,
+    names: Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Draw what each block keeps, merges and prunes of images, where it looks (Grad-CAM), and maps of its plan."""
+    import pmvit
+
+    beside = scores_file(model)
+    found = scores or (beside if beside.is_file() else None)
+    made = pmvit.visualize(
+        pmvit.load(model, device=device),
+        images,
+        output,
+        what=cast("list[What]", what.split(",")),
+        blocks=None if blocks is None else _numbers(blocks),
+        limit=limit,
+        formats=cast("Formats", formats),
+        scores=None if found is None else pmvit.Scores.load(found),
+        original=None if original is None else pmvit.load(original, device=device),
+        names=names,
+    )
+    if as_json:
+        pictures = {name: [str(path) for path in paths] for name, paths in made.images.items()}
+        print_json({"maps": [str(p) for p in made.maps], "images": pictures, "broken_files": made.broken.files})
+        return
+    for path in (*made.maps, *(path for paths in made.images.values() for path in paths)):
+        console.print(str(path), soft_wrap=True)
+    if made.maps and found is None:
+        console.print("no scores lie with the model: pass --scores to have their maps", style="yellow")
+    if made.broken:
+        console.print(made.broken.summary(), style="yellow")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise PmvitError(f"--blocks: expected numbers of blocks, as in 0,5,-1; got {text!r}") from None

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.table import Table
 
 from pmvit.cli.common import (
     app,
@@ -32,6 +31,7 @@ from pmvit.cli.options import (
     Data,
     DataArguments,
     EpochImages,
+    Learning,
     ModelArguments,
     ModelName,
     Output,
@@ -173,7 +173,7 @@ def run(
     model_arg: ModelArguments = None,
     data_arg: DataArguments = None,
     paper: Paper = False,
-    learn: Annotated[str, typer.Option("--learn", help="What tuning may change of M and R: group, dense.")] = "group",
+    learn: Learning = "group",
     epoch_images: EpochImages = None,
     as_json: AsJson = False,
     **options: Any,
@@ -230,11 +230,13 @@ def _print_stages(results: "RunResults") -> None:
     """Original, compressed and tuned side by side, by what was measured."""
     rows = {stage: asdict(result) for stage, result in results.evaluations.items()}
     columns = {n: c for n, c in STAGE_COLUMNS.items() if any(row.get(n) is not None for row in rows.values())}
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column(f"{next(iter(rows.values()))['images']} images")
-    for title in ("GFLOPs", *(title for title, _ in columns.values())):
-        table.add_column(title, justify="right")
-    for stage, row in rows.items():
-        cells = ["-" if row[name] is None else form.format(row[name]) for name, (_, form) in columns.items()]
-        table.add_row(stage, f"{results.gflops[stage]:.3f}", *cells)
-    console.print(table)
+    titles = (f"{next(iter(rows.values()))['images']} images", "GFLOPs", *(title for title, _ in columns.values()))
+    cells = [
+        (
+            stage,
+            f"{results.gflops[stage]:.3f}",
+            *("-" if row[name] is None else form.format(row[name]) for name, (_, form) in columns.items()),
+        )
+        for stage, row in rows.items()
+    ]
+    console.table(titles, cells)

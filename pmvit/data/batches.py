@@ -28,6 +28,12 @@ def count_batches(loader: Iterable[Any]) -> int | None:
         return None
 
 
+def unreadable(loader: Any) -> str:
+    """Words for an error about a loader without images: that there were some, if none of them could be read."""
+    broken: dict[str, str] = getattr(getattr(loader, "broken", None), "files", {})
+    return f" ({len(broken)} could not be read, the first is {next(iter(broken))})" if broken else ""
+
+
 def check_labels(labels: Tensor, num_classes: int) -> None:
     """Raise `PmvitError` if a label is not one of the model's classes, or 255 for a pixel that is ignored."""
     if labels.dim() > 1:

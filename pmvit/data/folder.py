@@ -78,6 +78,19 @@ def color_mode(data_config: dict[str, Any]) -> str:
     return "L" if data_config["input_size"][0] == 1 else "RGB"
 
 
+def evaluation_transform(data_config: dict[str, Any]) -> Transform:
+    """Resize, crop in the middle and normalise, as a model's data configuration says."""
+    transform: Transform = create_transform(
+        input_size=tuple(data_config["input_size"]),
+        interpolation=data_config["interpolation"],
+        mean=tuple(data_config["mean"]),
+        std=tuple(data_config["std"]),
+        crop_pct=data_config["crop_pct"],
+        crop_mode=data_config["crop_mode"],
+    )
+    return transform
+
+
 class _Images(Dataset[Prepared]):
     def __init__(self, source: Source, transform: Transform, mode: str) -> None:
         self.source = source
@@ -170,14 +183,7 @@ def image_folder(
         processes: How many processes share the images.
     """
     source = open_source(folder, num_classes)
-    transform = create_transform(
-        input_size=tuple(data_config["input_size"]),
-        interpolation=data_config["interpolation"],
-        mean=tuple(data_config["mean"]),
-        std=tuple(data_config["std"]),
-        crop_pct=data_config["crop_pct"],
-        crop_mode=data_config["crop_mode"],
-    )
+    transform = evaluation_transform(data_config)
     mode = color_mode(data_config)
     name = f"{source.name} in batches of {batch_size}, seed {seed}"
     options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": begin_worker}

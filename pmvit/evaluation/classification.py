@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit._modes import evaluation_mode
-from pmvit.data.batches import check_labels, count_batches, unpack
+from pmvit.data.batches import check_labels, count_batches, unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.outputs import gives_logits, predict
 from pmvit.progress import track
@@ -123,7 +123,7 @@ def evaluate_all(
                 for name, values in _measured(model, images, labels, expected).items():
                     found.setdefault(name, []).append(values)
     if not images_seen:
-        raise PmvitError("expected at least one image to evaluate on; got none")
+        raise PmvitError(f"expected at least one image to evaluate on; got none{unreadable(data)}")
     broken = len(getattr(data, "broken", ()))
     means = [{name: torch.cat(values).mean().item() for name, values in found.items()} for found in collected]
     return [_evaluation(images_seen, broken, of_model) for of_model in means]

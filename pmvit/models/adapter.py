@@ -139,6 +139,10 @@ class Adapter:
         """
         return arguments
 
+    def num_suffix(self, model: nn.Module) -> int:
+        """How many of the prefix tokens stand behind the patches when a block hands them on."""
+        return 0
+
     def has_class_token(self, model: nn.Module) -> bool:
         """Whether the first token is a class token."""
         return self.layout(model).num_prefix > 0
@@ -234,7 +238,8 @@ def adapter_for(model: nn.Module) -> Adapter:
         return adapter
     families = "".join(f"\n  - {family}" for family in supported_families())
     raise PmvitError(
-        f"no adapter knows a {type(model).__module__}.{type(model).__name__}. Supported are:{families}\n"
+        f"expected one of the supported vision transformers; no adapter knows a {type(model).__module__}."
+        f"{type(model).__name__}\nSupported are:{families}\n"
         f"To add it, say where its blocks and tokens are:\n{EXAMPLE}"
     )
 

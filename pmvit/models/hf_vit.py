@@ -75,6 +75,9 @@ class HuggingFaceViT(HuggingFaceModel):
             )
         return names
 
+    def num_suffix(self, model: Host) -> int:
+        return num_suffix(model)
+
     def has_class_token(self, model: Host) -> bool:
         return self.tower(model).has_class_token
 

@@ -8,10 +8,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pmvit.planning.plan import LayerPlan, Plan
-from pmvit.prune_merge import PRUNED
+from pmvit.planning.plan import Plan
 
 KEPT, MERGED, DROPPED = "█", "▒", "·"
+SYMBOLS = {"kept": KEPT, "merged": MERGED, "pruned": DROPPED}
 WIDEST_GRID_TO_PRINT = 32
 
 
@@ -67,14 +67,6 @@ def _sizes(plan: Plan) -> str:
 
 
 def _grid(plan: Plan, index: int, width: int) -> list[str]:
-    symbols, columns = symbols_of(plan.layers[index]), plan.grids[index][1]
+    symbols, columns = [SYMBOLS[state] for state in plan.layers[index].states()], plan.grids[index][1]
     rows = ["".join(symbols[start : start + columns]) for start in range(0, len(symbols), columns)]
     return [line.ljust(width) for line in (f"block {index}", *rows)]
-
-
-def symbols_of(layer: LayerPlan) -> list[str]:
-    """One character a token."""
-    centres = set(layer.centres)
-    return [
-        KEPT if token in centres else DROPPED if group == PRUNED else MERGED for token, group in enumerate(layer.groups)
-    ]

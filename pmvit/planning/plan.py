@@ -20,6 +20,7 @@ Weights = Literal["normalize", "max", "mean", "sum", "ones", "gaussian", "averag
 Grouping = Literal["row", "segment", "grid"]
 Scope = Literal["global", "local"]
 Method = Literal["scored", "measured"]
+State = Literal["kept", "merged", "pruned"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,14 @@ class LayerPlan:
             if group != PRUNED:
                 result[group].append(token)
         return result
+
+    def states(self) -> list[State]:
+        """What becomes of each token."""
+        centres = set(self.centres)
+        return [
+            "kept" if token in centres else "pruned" if group == PRUNED else "merged"
+            for token, group in enumerate(self.groups)
+        ]
 
     @staticmethod
     def keep_all(num_tokens: int) -> "LayerPlan":

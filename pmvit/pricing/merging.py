@@ -1,8 +1,12 @@
-"""The greedy order of merges in one block: always the cheapest one next."""
+"""The greedy order of merges: always the cheapest one next, over all blocks."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from pmvit.cost import BlockCost
 from pmvit.pricing.prices import Merge
 
 
@@ -10,39 +14,50 @@ class Clusters:
     """The groups of one block, each named by its first token, and the price of merging any two of them.
 
     Args:
-        effects: `E[i, j]` of every image, (kinds, images, tokens, tokens). The errors of different kinds add up as
-            squares: that they cancel on a few images does not mean that they will on others.
+        effects: `E[i, j]` from token j to token i: (rows, tokens, tokens). The squares of an error in all rows add up
+            to twice what it costs.
         near: Which tokens may be merged: (tokens, tokens), symmetric.
     """
 
     def __init__(self, effects: Tensor, near: Tensor) -> None:
-        num_tokens = effects.shape[-1]
-        self.factor = 0.5 / effects.shape[1]
-        effects = effects.flatten(0, 1).permute(1, 2, 0)  # images last: what is read together then lies together
-        self.between = (effects + effects.transpose(0, 1)).contiguous()  # sums of E from one group to another and back
+        self.left = len(near)
+        effects = effects.permute(1, 2, 0)  # rows last: what is read together then lies together
         self.own = effects.diagonal(dim1=0, dim2=1).T.contiguous()  # the sum of E[i, i] of each group
         self.within = self.own.clone()  # the sum of E inside each group
-        self.sizes = torch.ones(num_tokens)
-        self.spent = torch.zeros(num_tokens)  # half the mean squared error of each group
+        self.between = (effects + effects.transpose(0, 1)).contiguous()  # sums of E from one group to another and back
+        self.sizes = torch.ones(self.left)
+        self.spent = torch.zeros(self.left)  # what the error of each group costs
         self.near = near.clone().fill_diagonal_(False)
-        self.prices = torch.stack([self._row(group) for group in range(num_tokens)])
+        self.groups = torch.arange(self.left)  # the group of each token
+        self.inside = torch.zeros(self.left, dtype=torch.long)  # only groups with the same number may be merged
+        self.prices = torch.stack([self._row(group) for group in range(self.left)])
+        self._cheapest: tuple[float, int, int] | None = None
 
     def _row(self, group: int) -> Tensor:
-        """The price of merging a group with every other; infinite where they may not be merged."""
+        """The price of merging a group with every other; infinite where they are not near."""
         prices = torch.full_like(self.sizes, torch.inf)
         others = torch.nonzero(self.near[group]).flatten()
         sums = self.within[group] + self.within[others] + self.between[group, others]
         errors = sums / (self.sizes[group] + self.sizes[others])[:, None] - self.own[group] - self.own[others]
-        prices[others] = self.factor * errors.square().sum(1) - self.spent[group] - self.spent[others]
+        prices[others] = errors.square().sum(1) / 2 - self.spent[group] - self.spent[others]
         return prices
 
-    def merge_cheapest(self) -> Merge | None:
-        """Merge the two groups for which it is cheapest; `None` if no two may be merged."""
-        at = int(self.prices.argmin())
-        first, second = sorted(divmod(at, len(self.prices)))
-        price = float(self.prices[first, second])
-        if price == torch.inf:
-            return None
+    def stay_inside(self, groups: Tensor) -> None:
+        """Let groups be merged only if they lie in one of these groups, given for each token."""
+        self.inside = groups.clone()
+        self._cheapest = None
+
+    def cheapest(self) -> tuple[float, int, int]:
+        """What it costs to merge the two groups for which it costs least, and which; infinite if none may be merged."""
+        if self._cheapest is None:
+            allowed = torch.where(self.inside[:, None] == self.inside, self.prices, torch.inf)
+            first, second = sorted(divmod(int(allowed.argmin()), len(allowed)))
+            self._cheapest = float(allowed[first, second]), first, second
+        return self._cheapest
+
+    def merge_cheapest(self) -> tuple[int, int, float]:
+        """Merge these two; return them and the price."""
+        price, first, second = self.cheapest()
         self.spent[first] += self.spent[second] + price
         self.within[first] += self.within[second] + self.between[first, second]
         self.own[first] += self.own[second]
@@ -55,16 +70,42 @@ class Clusters:
         self.near[second] = self.near[:, second] = False
         self.prices[second] = self.prices[:, second] = torch.inf
         self.prices[first] = self.prices[:, first] = self._row(first)
-        return Merge(first, second, price)
+        self.left -= 1
+        self._cheapest = None
+        self.groups[self.groups == second] = first
+        return first, second, price
 
 
-def order_merges(effects: Tensor, near: Tensor) -> tuple[Merge, ...]:
-    """Merge the tokens of a block, two groups at a time, until no two may be merged."""
-    clusters = Clusters(effects, near)
-    merges = []
-    while (merge := clusters.merge_cheapest()) is not None:
-        merges.append(merge)
-    return tuple(merges)
+def order_merges(
+    blocks: Sequence[Clusters], costs: Sequence[BlockCost], num_prefix: int, *, early: float, nested: bool
+) -> Iterator[Merge]:
+    """Merge two groups of some block after the other, cheapest price per multiply-accumulate saved first.
+
+    Args:
+        blocks: Of single tokens; merged on return.
+        costs: What each block costs.
+        num_prefix: Tokens before the patch tokens.
+        early: By how much prices of the first block are raised; less and less up to the last.
+        nested: Whether what is together in a block has to stay together in those after it.
+    """
+
+    def slope(number: int) -> float:
+        block, cost = blocks[number], costs[number]
+        whole = num_prefix + len(block.groups)
+        saved = cost.macs((num_prefix + block.left) / whole) - cost.macs((num_prefix + block.left - 1) / whole)
+        raised: float = early ** (1 - number / max(len(blocks) - 1, 1))
+        return raised * block.cheapest()[0] / saved
+
+    for block, after in pairwise(blocks if nested else ()):
+        block.stay_inside(after.groups)
+    slopes = [slope(number) for number in range(len(blocks))]
+    while (lowest := min(slopes)) < torch.inf:
+        number = slopes.index(lowest)
+        yield Merge(number, *blocks[number].merge_cheapest())
+        slopes[number] = slope(number)
+        if nested and number > 0:
+            blocks[number - 1].stay_inside(blocks[number].groups)
+            slopes[number - 1] = slope(number - 1)
 
 
 def neighbours(grid: tuple[int, int]) -> Tensor:

@@ -24,34 +24,42 @@ class PriceConfig:
         groups: Of `neighbours` in the grid, beside or above each other; or of `any` tokens.
         mirror: Whether an image and its mirror image count alike, as in most photographs: twice the evidence for no
             more passes.
-        memory: Gigabytes that may be filled with measurements. If those of all blocks take more, the images pass
-            several times, for some of the blocks each time.
-        seed: Of the random directions in which the output is differentiated.
+        nested: Whether what is merged in a block stays merged in those after it. Such plans keep more of the model,
+            and running them costs less, because what tells merged tokens apart is never needed again.
+        early: By how much prices of the first block are raised; those of later blocks less and less, of the last one
+            by nothing. Prices are taken with nothing merged, and an error passes through every merged block after it.
+        memory: Gigabytes that may be filled with measurements; fewer random combinations of the images are kept if
+            they do not fit.
+        seed: Of everything random.
     """
 
-    images: int = 512
+    images: int = 1024
     groups: Groups = "neighbours"
     mirror: bool = True
+    nested: bool = True
+    early: float = 5.0
     memory: float = 2.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.groups not in get_args(Groups):
             raise PmvitError(f"groups: expected one of {', '.join(get_args(Groups))}; got {self.groups!r}")
-        for name, value in (("images", self.images), ("memory", self.memory)):
+        for name, value in (("images", self.images), ("early", self.early), ("memory", self.memory)):
             if not (math.isfinite(value) and value > 0):
                 raise PmvitError(f"{name}: expected a number above 0, got {value}")
 
 
 class Merge(NamedTuple):
-    """Two groups become one; each is named by its first token.
+    """Two groups of a block become one; each is named by its first token.
 
     Attributes:
+        block: Which one it is.
         first: The group whose first token comes first, and the name of the new one.
         second: The other group.
         price: What the merge adds to the expected divergence from the original, in nats.
     """
 
+    block: int
     first: int
     second: int
     price: float
@@ -59,10 +67,10 @@ class Merge(NamedTuple):
 
 @dataclass(frozen=True)
 class Prices:
-    """The merges of every block, from single tokens to one group, and what planning has to know of the model.
+    """All merges, from single tokens to one group a block, and what planning has to know of the model.
 
     Attributes:
-        merges: One row a block, in the order in which they are done.
+        merges: In the order in which they are done: a plan does the first so many of them.
         grid: Rows and columns of the patch grid.
         num_prefix: Tokens before the patch tokens; they are never merged.
         cost: What each block of the model costs.
@@ -73,7 +81,7 @@ class Prices:
         skip: Blocks of the model that a plan leaves alone unless it is told which.
     """
 
-    merges: tuple[tuple[Merge, ...], ...]
+    merges: tuple[Merge, ...]
     grid: tuple[int, int]
     num_prefix: int
     cost: ModelCost
@@ -86,7 +94,7 @@ class Prices:
     @property
     def depth(self) -> int:
         """Blocks of the model."""
-        return len(self.merges)
+        return len(self.cost.blocks)
 
     @property
     def num_patches(self) -> int:
@@ -115,14 +123,11 @@ class Prices:
         try:
             height, width = (int(side) for side in document["grid"])
             cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
-            merges = tuple(tuple(_merge(entry) for entry in row) for row in document["merges"])
+            merges = tuple(_merge(entry) for entry in document["merges"])
             skip = tuple(int(index) for index in document["skip"])
         except (TypeError, ValueError, KeyError) as error:
             raise PmvitError(f"{where}: the prices are malformed ({error}): measure the model again") from None
-        if len(merges) != len(cost.blocks):
-            raise PmvitError(f"{where}: expected merges for {len(cost.blocks)} blocks, got {len(merges)}")
-        for block, row in enumerate(merges):
-            _check(row, height * width, f"{where}: block {block}")
+        _check(merges, height * width, len(cost.blocks), where)
         return Prices(
             merges=merges,
             grid=(height, width),
@@ -137,14 +142,18 @@ class Prices:
 
 
 def _merge(entry: Any) -> Merge:
-    first, second, price = entry
-    return Merge(int(first), int(second), float(price))
+    block, first, second, price = entry
+    return Merge(int(block), int(first), int(second), float(price))
 
 
-def _check(merges: tuple[Merge, ...], num_tokens: int, where: str) -> None:
+def _check(merges: tuple[Merge, ...], num_tokens: int, depth: int, where: str) -> None:
     """See that each merge is of two groups that there are."""
-    left = set(range(num_tokens))
-    for first, second, price in merges:
-        if first == second or not {first, second} <= left or not math.isfinite(price):
-            raise PmvitError(f"{where}: expected merges of two groups that are left, got {first} and {second}")
-        left.discard(second)
+    left = [set(range(num_tokens)) for _ in range(depth)]
+    for block, first, second, price in merges:
+        if not 0 <= block < depth:
+            raise PmvitError(f"{where}: expected merges in blocks 0 to {depth - 1}, got one in block {block}")
+        if first == second or not {first, second} <= left[block] or not math.isfinite(price):
+            raise PmvitError(
+                f"{where}: block {block}: expected merges of two groups that are left, got {first} and {second}"
+            )
+        left[block].discard(second)

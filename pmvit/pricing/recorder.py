@@ -11,22 +11,25 @@ from pmvit.scoring.listener import Listener, precise
 
 
 class EffectRecorder(Listener):
-    """Collects `E[i, j] = g_i . y_j` of some layers, for every image, while a batch runs forward and backward.
+    """Collects `E[i, j] = g_i . y_j` of every block and image, while a batch runs forward and backward.
 
     Here y_j is the key, the value or the update of a token and g_i the gradient at another's. There are two of them:
     that of the keys, which say where attention goes, and the sum of the others, which say what it brings.
+
+    Args:
+        blocks: To listen to.
+        layout: Of their tokens.
     """
 
-    def __init__(self, blocks: list[nn.Module], layout: TokenLayout, layers: list[int]) -> None:
+    def __init__(self, blocks: list[nn.Module], layout: TokenLayout) -> None:
         super().__init__(blocks)
         self.layout = layout
-        self.layers = layers
         self.tokens: Tensor | None = None
         self.effects: dict[tuple[int, bool], Tensor] = {}
         self.listened: dict[int, list[Tensor]] = {}
 
     def entered(self, layer: int, tokens: Tensor) -> None:
-        self.tokens = tokens.detach() if layer in self.layers else None
+        self.tokens = tokens.detach()
 
     def left(self, layer: int, tokens: Tensor) -> None:
         if self.tokens is not None:
@@ -43,11 +46,10 @@ class EffectRecorder(Listener):
         attn_mask: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        if layer in self.layers:
-            for tensor, is_key in ((key, True), (value, False)):
-                if not any(tensor is other for other in self.listened.setdefault(layer, [])):
-                    self.listened[layer].append(tensor)  # one that is used twice gets its gradient once
-                    self._listen(layer, tensor, tensor.detach(), is_key)
+        for tensor, is_key in ((key, True), (value, False)):
+            if not any(tensor is other for other in self.listened.setdefault(layer, [])):
+                self.listened[layer].append(tensor)  # one that is used twice gets its gradient once
+                self._listen(layer, tensor, tensor.detach(), is_key)
         return attention(query, key, value, attn_mask=attn_mask, **options)
 
     def _listen(self, layer: int, tensor: Tensor, quantity: Tensor, is_key: bool) -> None:
@@ -64,10 +66,10 @@ class EffectRecorder(Listener):
             return tensor.transpose(1, 2).flatten(2)
         return tensor.flatten(1, -2)
 
-    def collect(self) -> Tensor:
-        """The effects of this batch, (layers, 2, batch, patches, patches)."""
-        self.check_heard([layer for layer in self.layers if (layer, True) not in self.effects])
-        kinds = [torch.stack([self.effects[layer, is_key].cpu() for layer in self.layers]) for is_key in (True, False)]
-        result = torch.stack(kinds, dim=1)
+    def collect(self) -> list[Tensor]:
+        """The effects of this batch in each block, (2, batch, patches, patches)."""
+        layers = range(len(self.heard))
+        self.check_heard([layer for layer in layers if (layer, True) not in self.effects])
+        result = [torch.stack([self.effects[layer, is_key].cpu() for is_key in (True, False)]) for layer in layers]
         self.effects, self.listened = {}, {}
         return result

@@ -11,16 +11,18 @@ from torch import Tensor, nn
 from pmvit._modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit._processes import this_process
 from pmvit.cost import model_cost
-from pmvit.data.batches import unpack
+from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
 from pmvit.outputs import predict
-from pmvit.pricing.merging import mirrored, neighbours, order_merges
-from pmvit.pricing.prices import Merge, PriceConfig, Prices
+from pmvit.pricing.merging import Clusters, mirrored, neighbours, order_merges
+from pmvit.pricing.prices import PriceConfig, Prices
 from pmvit.pricing.recorder import EffectRecorder
 from pmvit.progress import Bar
 from pmvit.prune_merge import PruneMerge
+
+ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a price by about 6 %
 
 
 def price(
@@ -57,35 +59,21 @@ def price(
         )
     batches = list(_first_images(loader, config.images))
     if not batches:
-        raise PmvitError("expected at least one batch of images; the loader is empty")
-    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
-    images = sum(map(len, batches))
-    parts = list(_parts(len(blocks), images, layouts[0].num_patches, config.memory))
-    near = torch.ones(2 * (layouts[0].num_patches,), dtype=torch.bool)
+        raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
+    layout, cost = layouts[0], model_cost(model)
+    near = torch.ones(2 * (layout.num_patches,), dtype=torch.bool)
     if config.groups == "neighbours":
-        near = neighbours(layouts[0].grid)
-    merges: list[tuple[Merge, ...]] = []
-    with ExitStack() as states:
-        states.enter_context(evaluation_mode(model))
-        states.enter_context(frozen_parameters(model))
-        states.enter_context(adapter.for_scoring(model))
-        bar = states.enter_context(Bar("price", len(parts) * len(batches), show=progress))
-        for layers in parts:
-            recorder = EffectRecorder(blocks, layouts[0], layers)
-            try:
-                effects = _effects(model, recorder, batches, config.seed, bar)
-            finally:
-                recorder.remove_hooks()
-            for effect in effects:
-                evidence = torch.cat([effect, mirrored(effect, layouts[0].grid)], dim=1) if config.mirror else effect
-                merges.append(order_merges(evidence, near))
+        near = neighbours(layout.grid)
+    effects = _effects(model, batches, config, progress)
+    blocks = [Clusters(effects.pop(0), near) for _ in layouts]
+    merges = order_merges(blocks, cost.blocks, layout.num_prefix, early=config.early, nested=config.nested)
     return Prices(
         merges=tuple(merges),
-        grid=layouts[0].grid,
-        num_prefix=layouts[0].num_prefix,
-        cost=model_cost(model),
+        grid=layout.grid,
+        num_prefix=layout.num_prefix,
+        cost=cost,
         config=config,
-        images=images,
+        images=sum(map(len, batches)),
         model=fingerprint(model),
         data=str(getattr(loader, "name", type(loader).__name__)),
         skip=adapter.default_skip(model),
@@ -106,28 +94,45 @@ def probe(output: Tensor, is_logits: bool, generator: torch.Generator) -> Tensor
     return direction - probabilities * direction.sum(-1, keepdim=True)
 
 
-def _effects(model: nn.Module, recorder: EffectRecorder, batches: list[Tensor], seed: int, bar: Bar) -> Tensor:
-    """`E` of the recorder's layers for all images, (layers, 2, images, patches, patches)."""
-    is_logits = adapter_for(model).gives_logits(model)
-    generator = torch.Generator().manual_seed(seed)
-    device = next(model.parameters()).device
-    num_patches = recorder.layout.num_patches
-    effects = torch.empty(len(recorder.layers), 2, sum(map(len, batches)), num_patches, num_patches)
-    done = 0
-    for images in batches:
-        with torch.inference_mode(False), torch.enable_grad():
-            with recorder:
-                output = predict(model, images.to(device))
-            (probe(output, is_logits, generator) * output).sum().backward()
-        effects[:, :, done : done + len(images)] = recorder.collect()
-        for layer, effect in zip(recorder.layers, effects[:, :, done : done + len(images)], strict=True):
-            if not torch.isfinite(effect).all():
-                raise PmvitError(
-                    f"block {layer}: what is measured is not finite: are the logits of these images finite?"
-                )
-        done += len(images)
-        bar.advance()
-    return effects
+def _effects(model: nn.Module, batches: list[Tensor], config: PriceConfig, progress: bool) -> list[Tensor]:
+    """Random combinations of the `E` of all images, for each block: (rows, patches, patches)."""
+    adapter = adapter_for(model)
+    layout = adapter.layout(model)
+    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
+    rows = max(min(int(config.memory * 1e9 / (8 * len(blocks) * layout.num_patches**2)), ROWS), 1)
+    sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in blocks]
+    generator = torch.Generator().manual_seed(config.seed)
+    is_logits = adapter.gives_logits(model)
+    scale = (rows * sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
+    with ExitStack() as states:
+        states.enter_context(evaluation_mode(model))
+        states.enter_context(frozen_parameters(model))
+        states.enter_context(adapter.for_scoring(model))
+        recorder = EffectRecorder(blocks, layout)
+        states.callback(recorder.remove_hooks)
+        bar = states.enter_context(Bar("price", len(batches), show=progress))
+        for images in batches:
+            with torch.inference_mode(False), torch.enable_grad():
+                with recorder:
+                    output = predict(model, images.to(next(model.parameters()).device))
+                (probe(output, is_logits, generator) * output).sum().backward()
+            for number, (total, kinds) in enumerate(zip(sums, recorder.collect(), strict=True)):
+                effect = kinds.flatten(0, 1)
+                if not torch.isfinite(effect).all():
+                    raise PmvitError(
+                        f"block {number}: what is measured is not finite: are the logits of these images finite?"
+                    )
+                add_combinations(total, effect, scale, generator)
+                if config.mirror:
+                    add_combinations(total, mirrored(effect, layout.grid), scale, generator)
+            bar.advance()
+    return sums
+
+
+def add_combinations(total: Tensor, effect: Tensor, scale: float, generator: torch.Generator) -> None:
+    """Add the effect of each image to each row, with random signs: so squares add up over the rows as over images."""
+    signs = torch.randint(0, 2, (len(total), len(effect)), generator=generator).float() * 2 - 1
+    total.view(len(total), -1).addmm_(signs, effect.flatten(1), alpha=scale)
 
 
 def _first_images(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
@@ -138,11 +143,3 @@ def _first_images(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
         yield images
         if count <= 0:
             return
-
-
-def _parts(depth: int, images: int, num_patches: int, gigabytes: float) -> Iterator[list[int]]:
-    """The blocks in turns, as many at a time as fit into memory."""
-    size = 4 * 2 * images * num_patches**2
-    at_once = max(int(gigabytes * 1e9 / size), 1)
-    for start in range(0, depth, at_once):
-        yield list(range(start, min(start + at_once, depth)))

@@ -2,20 +2,19 @@
 
 import copy
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from timm.data.readers.img_extensions import get_img_extensions
 from torch import Tensor, nn
 
 from pmvit._modes import evaluation_mode
 from pmvit.compress import decompress, is_compressed
+from pmvit.data.choice import choose_samples, spread
 from pmvit.data.folder import Broken, color_mode
 from pmvit.data.pixels import Preparation
 from pmvit.data.segmentation import PairSource, Split, has_masks, open_pairs
-from pmvit.data.sources import BROKEN_IMAGE, Sample, Stream, open_source
+from pmvit.data.sources import BROKEN_IMAGE, Sample
 from pmvit.errors import PmvitError
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import check_stride, sliding_logits
@@ -119,18 +118,7 @@ class _Candidate(NamedTuple):
 def _choose(data: str | Path, classes: int, count: int, split: Split, first_label: int | None) -> list[_Candidate]:
     if has_masks(data):
         pairs = open_pairs(data, classes, split, first_label)
-        return [_Candidate(pairs.sample(index), pairs, index) for index in _spread(len(pairs), count)]
+        return [_Candidate(pairs.sample(index), pairs, index) for index in spread(len(pairs), count)]
     if first_label is not None:
         raise PmvitError(f"first_label is for images with masks; got it for {data}")
-    if Path(data).is_file() and Path(data).suffix.lower() in get_img_extensions():
-        return [_Candidate(Sample(Path(data), None, str(data)))]
-    source = open_source(data)
-    if isinstance(source, Stream):
-        return [_Candidate(sample) for sample in islice(source.samples(0, 1, None), count)]
-    return [_Candidate(source[index]) for index in _spread(len(source), count)]
-
-
-def _spread(length: int, count: int) -> list[int]:
-    """So many numbers below a length, evenly spread; all of them if there are fewer."""
-    count = min(count, length)
-    return [number * length // count for number in range(count)]
+    return [_Candidate(sample) for sample in choose_samples(data, count)]

@@ -1,6 +1,5 @@
 """What segmenters make of images: input, ground truth, original, compressed and difference side by side."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +11,11 @@ from pmvit.data.batches import IGNORED
 from pmvit.data.folder import Broken
 from pmvit.errors import PmvitError
 from pmvit.evaluation.segmentation import PixelCounts
-from pmvit.files import write_atomically
+from pmvit.report.canvas import numbered_stem, write_png
 from pmvit.report.colours import NEUTRAL, palette
+from pmvit.report.legend import Entry
 from pmvit.report.overlays import BETTER, CHANGED, DIFFERENCES, WORSE, difference_overlay, differences, mask_overlay
-from pmvit.report.panels import Entry, Panel, fitted, lay_out
+from pmvit.report.panels import Panel, fitted, lay_out
 
 LEAST_WIDTH = 200  # of a picture beside others; smaller images are enlarged
 TILE = 260  # longer side of a picture on a sheet of many images
@@ -122,11 +122,10 @@ class Segmentation:
         """
         if Path(folder).is_file():
             raise PmvitError(f"expected a folder or a new name to write pictures to, got the file {folder}")
-        written = [_write(self.sheet(), Path(folder) / "sheet.png")]
-        digits = len(str(len(self.images)))
+        written = [write_png(self.sheet(), Path(folder) / "sheet.png")]
         for number, image in enumerate(self.images):
-            stem = re.sub(r"[^\w.-]+", "-", Path(image.name).stem)
-            written.append(_write(self.picture(number), Path(folder) / f"{number + 1:0{digits}}-{stem}.png"))
+            stem = numbered_stem(number, len(self.images), image.name)
+            written.append(write_png(self.picture(number), Path(folder) / f"{stem}.png"))
         return written
 
     def _lay_out(self, rows: list[list[Panel]], shown: Sequence[SegmentedImage]) -> Image.Image:
@@ -151,11 +150,6 @@ def _differences_on(shown: Sequence[SegmentedImage]) -> list[Entry]:
     if shown[0].labels is None:
         return [Entry(DIFFERENCES[CHANGED][0], "another class")]
     return [Entry(colour, text) for colour, text in DIFFERENCES.values()]
-
-
-def _write(picture: Image.Image, path: Path) -> Path:
-    write_atomically(path, lambda temporary: picture.save(temporary, format="PNG"))
-    return path
 
 
 def _times(picture: Image.Image, factor: int) -> Image.Image:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmvit._modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit._processes import this_process
 from pmvit.cost import model_cost
-from pmvit.data.batches import IGNORED, check_labels, count_batches, resize_labels, unpack
+from pmvit.data.batches import IGNORED, check_labels, count_batches, resize_labels, unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
@@ -133,7 +133,7 @@ def score(
         shown = track(batches, "score", total, done=sums.iterations, show=progress)
         sums = _accumulate(model, recorder, shown, sums, store if this_process()[0] == 0 else None)
     if sums.iterations == 0:
-        raise PmvitError("expected at least one batch of images; the loader is empty")
+        raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
     scores = replace(sums, values=sums.values / sums.iterations)
     _check_not_zero(scores.values)
     return scores

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,8 @@ def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) 
     freezes_midway = 0 < config.learnable_epochs < config.epochs and bool(matrix_parameters(model))
     if config.log_with is not None and folder is None:
         raise PmvitError("log_with needs an output folder to write to")
+    if config.log_with == "tensorboard" and not any(find_spec(name) for name in ("tensorboard", "tensorboardX")):
+        raise PmvitError("log_with: tensorboard is not installed: pip install 'pmvit[tensorboard]'")
     try:
         return Accelerator(
             cpu=config.cpu,

@@ -14,6 +14,7 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from pmvit.card import Facts
 from pmvit.compress import load, save
 from pmvit.data.seeding import seed_all, seed_for
 from pmvit.data.training import TrainingBatch, TrainingData
@@ -198,7 +199,7 @@ class Trainer:
             evaluation = asdict(self.last) if self.last is not None else None
             self.best = {"epoch": epoch, "quality": quality, "evaluation": evaluation}
             if quality is not None or self._at_end:
-                self._write_on_main("the model", lambda folder: save(self.learner.evaluated, folder))
+                self._write_on_main("the model", lambda folder: self._save(folder, self.last))
         self._checkpoint()
         _, received = self._agree({})
         if received and not self._at_end:
@@ -224,8 +225,14 @@ class Trainer:
         self._write_on_main("the result", lambda folder: self._write_result(folder, result))
         return result
 
+    def _save(self, folder: Path, evaluation: AnyEvaluation | None) -> None:
+        """Save the model; its card says how it was tuned and how good it is."""
+        started = {"command": self._record.command} if self._record.command else {}
+        measured = {"tuned": asdict(evaluation)} if evaluation is not None else {}
+        save(self.learner.evaluated, folder, facts=Facts(measured, {"finetune": asdict(self.config), **started}))
+
     def _write_result(self, folder: Path, result: Finetuned) -> None:
-        save(self.learner.evaluated, folder / LAST)
+        self._save(folder / LAST, result.last)
         draw_curves(folder)
         replace(self._record, result=asdict(result)).write(folder)
 

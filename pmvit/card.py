@@ -1,0 +1,190 @@
+"""The model card: `README.md` beside a saved model, in the form of the Hugging Face hub."""
+
+import json
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pmvit.cost import Flops
+from pmvit.errors import PmvitError
+from pmvit.files import write_text
+from pmvit.models import adapter_for
+from pmvit.planning import Plan
+
+CARD_FILE = "README.md"
+MARK = "<!-- Written by pmvit when it saves the model; without this line the text stays as it is. -->"
+LIBRARIES = ("torch", "timm", "transformers", "torchvision", "segmentation_models_pytorch")
+MEASURES = {
+    "top1": ("top-1", "{:.2%}"),
+    "top5": ("top-5", "{:.2%}"),
+    "miou": ("mIoU", "{:.2%}"),
+    "pixel_accuracy": ("pixel accuracy", "{:.2%}"),
+    "agreement": ("agreement with the original", "{:.2%}"),
+    "images": ("images", "{}"),
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model card says that cannot be read off the model.
+
+    Attributes:
+        measured: Evaluations as data, by what was evaluated: original, compressed, tuned.
+        settings: What the model was made with, beside what its plan knows.
+        command: What was typed to make it.
+        base_model: The name on the hub of the model that was compressed.
+        license: Of that model.
+    """
+
+    measured: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    command: str | None = None
+    base_model: str | None = None
+    license: str | None = None
+
+
+def write_card(
+    folder: Path,
+    model: nn.Module,
+    config: Mapping[str, Any],
+    plan: Plan | None,
+    costs: tuple[Flops, Flops],
+    facts: Facts,
+) -> None:
+    """Write the card of a saved model, unless there is a text of somebody else's.
+
+    Args:
+        folder: Where the model is saved.
+        model: The model.
+        config: What `config.json` says.
+        plan: What was done to each block, if a plan did it.
+        costs: Of the original and of the model.
+        facts: What else is known.
+    """
+    path = folder / CARD_FILE
+    if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+        return
+    parts = [_header(model, config, facts), MARK, *_summary(config, costs), *_accuracy(facts.measured)]
+    if plan is not None:
+        parts += ["## Tokens in each block", _blocks(plan)]
+    parts += _use(model)
+    parts += _making(config, plan, facts)
+    write_text(path, "\n\n".join(parts) + "\n")
+
+
+def _header(model: nn.Module, config: Mapping[str, Any], facts: Facts) -> str:
+    """The part that machines read; text in quotes is the same in JSON and in YAML."""
+    tags = ["pmvit", "token-compression", "vision-transformer", "prune-and-merge"]
+    if _method(config) is not None:
+        tags[-1] = str(_method(config))
+    lines = ["---", "library_name: pmvit", f"tags: {json.dumps(tags)}", f"pipeline_tag: {_task(model)}"]
+    if facts.base_model is not None:
+        lines.append(f"base_model: {json.dumps(facts.base_model)}")
+    lines.append(f"license: {json.dumps(facts.license or 'unknown')}")
+    return "\n".join([*lines, "---"])
+
+
+def _task(model: nn.Module) -> str:
+    adapter = adapter_for(model)
+    if adapter.pixel_classes(model) is not None:
+        return "image-segmentation"
+    return "image-feature-extraction" if adapter.num_classes(model) is None else "image-classification"
+
+
+def _method(config: Mapping[str, Any]) -> str | None:
+    return config["method"]["name"] if "method" in config else None
+
+
+def _summary(config: Mapping[str, Any], costs: tuple[Flops, Flops]) -> list[str]:
+    before, after = costs
+    architecture = escaped(str(config["model"].get("architecture", config["family"])))
+    if config["learn"] is None and _method(config) is None:
+        said = f"A model saved by pmvit, not compressed: {before.gflops:.3f} GFLOPs (multiply-accumulates) an image."
+        return [f"# {architecture}", said]
+    way = "Prune and Merge" if _method(config) is None else escaped(str(_method(config)))
+    rows = [
+        ("GFLOPs (multiply-accumulates)", f"{before.gflops:.3f}", f"{after.gflops:.3f}"),
+        ("parameters", f"{before.parameters / 1e6:.3f} M", f"{after.parameters / 1e6:.3f} M"),
+    ]
+    return [
+        f"# {architecture}, compressed",
+        f"Tokens compressed by {way}: {before.macs / after.macs:.2f}x fewer multiply-accumulates an image.",
+        table(("", "original", "compressed"), rows),
+    ]
+
+
+def _accuracy(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    if not measured:
+        return ["Accuracy: not measured."]
+    found = [name for name in MEASURES if any(row.get(name) is not None for row in measured.values())]
+    rows = [
+        (stage, *("-" if row.get(name) is None else MEASURES[name][1].format(row[name]) for name in found))
+        for stage, row in measured.items()
+    ]
+    return ["## Accuracy", table(("", *(MEASURES[name][0] for name in found)), rows)]
+
+
+def _blocks(plan: Plan) -> str:
+    rows = [
+        tuple(map(str, (index, layer.num_tokens, layer.num_kept, layer.num_merged, layer.num_pruned)))
+        for index, layer in sorted(plan.layers.items())
+    ]
+    return table(("block", "tokens", "kept", "merged", "pruned"), rows)
+
+
+def _use(model: nn.Module) -> list[str]:
+    adapter = adapter_for(model)
+    shape = " x ".join(map(str, adapter.input_size(model)))
+    said = f"It takes images of {shape}."
+    with suppress(PmvitError):  # an adapter need not know how images are prepared
+        config = adapter.data_config(model)
+        said = f"It takes images of {shape}, normalised with mean {config.get('mean')} and std {config.get('std')}."
+    code = "import pmvit\n\nmodel = pmvit.load('folder')  # of these files, downloaded; no network, nothing unpickled"
+    return ["## Use", fenced(code, "python"), escaped(said)]
+
+
+def _making(config: Mapping[str, Any], plan: Plan | None, facts: Facts) -> list[str]:
+    settings = {**({"learn": config["learn"], **plan.made_by} if plan is not None else {}), **facts.settings}
+    if "method" in config:
+        settings = {"method": config["method"], **settings}
+    parts = ["## How it was made"]
+    if facts.command is not None:
+        parts.append(fenced(facts.command, "sh"))
+    if settings:
+        parts.append(fenced(json.dumps(settings, indent=1, default=str), "json"))
+    parts.append(f"Made with pmvit {config['pmvit']}, Python {platform.python_version()}, {', '.join(_versions())}.")
+    return [*parts, f"SHA-256 of the tensors: `{config['sha256']['model.safetensors']}`"]
+
+
+def _versions() -> list[str]:
+    found = []
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{library} {version(library)}")
+    return found
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; what stands in it is taken as text."""
+    lines = [f"| {' | '.join(map(escaped, cells))} |" for cells in (titles, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(titles)}", *lines[1:]])
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown and HTML show as it is, on one line."""
+    one_line = " ".join(text.split())
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", one_line.replace("&", "&amp;"))
+
+
+def fenced(text: str, language: str) -> str:
+    """Text as a block of code, whatever it holds."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
