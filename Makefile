@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHROMIUM := { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq --yes chromium; } >/dev/null 2>&1
 
-.PHONY: setup browser demo test lint bench wheel clean
+.PHONY: setup browser demo test lint docs bench wheel clean
 
 setup: $(READY)
 
@@ -35,6 +35,12 @@ lint: setup
 test: setup browser lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
+# The documentation, as a site in site/ that needs no network; a broken link or an undocumented parameter is an error.
+docs: setup
+	$(BIN)/python -m scripts.results
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html; for search, serve it: python3 -m http.server --directory site"
+
 # Ratios measured side by side in one run; not part of the tests.
 bench: setup
 	$(BIN)/python -m benchmarks
@@ -45,4 +51,4 @@ wheel: setup
 	$(BIN)/python -m scripts.check_wheel
 
 clean:
-	rm -rf $(VENV) demo-output dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) demo-output dist site .mypy_cache .ruff_cache .pytest_cache

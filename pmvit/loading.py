@@ -125,10 +125,10 @@ def _smp_model(folder: Path) -> nn.Module:
 
 
 def _torchvision_model(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module:
-    """One of torchvision's vision transformers, with its default weights if `pretrained`."""
+    """One of torchvision's vision transformers or Swins, with its default weights if `pretrained`."""
     from torchvision.models import get_model, get_model_weights, list_models
 
-    names = list_models(include="vit_*")
+    names = [*list_models(include="vit_*"), *list_models(include="swin_*")]
     if name not in names:
         raise PmvitError(f"expected one of torchvision's {', '.join(names)}; got {name!r}")
     try:

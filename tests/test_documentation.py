@@ -1,5 +1,7 @@
 """What the documentation and the examples show runs."""
 
+import ast
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 
 import pmvit
 from pmvit.models import adapter as adapters
+from scripts import drawings, results
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,3 +52,77 @@ def test_the_clip_example_runs_without_a_network(tmp_path: Path) -> None:
     assert lowest <= mean
     assert count == 32
     assert type(pmvit.load(tmp_path / "small")).__name__ == "CLIPModel"
+
+
+def _error_messages() -> list[re.Pattern[str]]:
+    """What `PmvitError` is raised with anywhere, as patterns: anything may stand for a value."""
+    patterns = []
+    for path in (ROOT / "pmvit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "PmvitError":
+                (message,) = node.args
+                parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+                words = [str(part.value) if isinstance(part, ast.Constant) else None for part in parts]
+                if sum(len(word or "") for word in words) > 20:  # a message that is all values would match any text
+                    text = "".join(".*" if word is None else re.escape(word) for word in words)
+                    patterns.append(re.compile(text.replace("\\\n", r"\s"), re.DOTALL))
+    return patterns
+
+
+def test_the_errors_of_the_documentation_are_those_of_the_code() -> None:
+    text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    shown = [message.strip() for message in re.findall(r"^`+([^\n]+?)`+$", text, flags=re.MULTILINE)]
+    known = _error_messages()
+    assert len(shown) >= 15
+    assert [message for message in shown if not any(pattern.fullmatch(message) for pattern in known)] == []
+
+
+def test_every_public_name_is_on_the_api_page() -> None:
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: pmvit\.(?:\w+\.)+(\w+)$", text, flags=re.MULTILINE)) == sorted(pmvit.__all__)
+
+
+def test_the_results_are_those_of_experiments_and_benchmarks() -> None:
+    assert results.PAGE.read_text(encoding="utf-8") == results.collect(), "run python -m scripts.results"
+
+
+def test_a_new_result_is_collected_with_its_command_commit_and_pictures(tmp_path: Path) -> None:
+    for path in (path for pages in results.ORDER.values() for path in pages):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("# Old\n")
+    page = "# New\n\n`python -m experiments.new` made this page at commit `0123abc`.\n\n## Part\n\n"
+    (tmp_path / "experiments/new.md").write_text(page + "![drawn](new.png) [old](pets.md)\n")
+    text = results.collect(tmp_path)
+    assert "| [New](#new) | `python -m experiments.new`, commit `0123abc` |" in text
+    assert "#### Part" in text
+    assert "![drawn](../experiments/new.png) [old](#pets)" in text
+    (tmp_path / "experiments/pets.md").unlink()
+    with pytest.raises(pmvit.PmvitError, match=r"expected a page at experiments/pets\.md"):
+        results.collect(tmp_path)
+
+
+def test_the_drawings_are_those_of_the_script() -> None:
+    for name, draw in drawings.DRAWINGS.items():
+        assert (drawings.FOLDER / f"{name}.svg").read_text(encoding="utf-8") == draw(), "run python -m scripts.drawings"
+
+
+def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
+    assert {"index.html", "api.html", "results.html", "1_compress.html"} <= set(pages)
+    for name, html in pages.items():
+        fetched = re.findall(r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)|<link[^>]+href="(https?:[^"]+)', html)
+        assert fetched == [], name
+    assert 'id="pmvit.scoring.score"' in pages["api.html"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run(path: Path) -> None:
+    notebooks = pytest.importorskip("scripts.notebooks")
+    stored = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    for cell, before in zip(notebooks.run(path).cells, stored, strict=True):
+        kinds = [[output["output_type"] for output in each.get("outputs", [])] for each in (cell, before)]
+        assert kinds[0] == kinds[1], cell.source

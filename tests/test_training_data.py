@@ -23,7 +23,7 @@ from pmvit.data.training import (
     open_training_data,
     training_transform,
 )
-from tests.helpers import make_pictures
+from tests.helpers import make_pictures, small_vit
 
 from timm.data.transforms_factory import create_transform  # isort: skip  # after pmvit
 
@@ -243,3 +243,14 @@ def test_crops_are_timms(pictures: Path, interpolation: str) -> None:
                 pixels.append(transform(Image.open(path).convert("RGB")).int())
         assert pixels[0].shape == (3, 32, 32)
         assert (pixels[0] - pixels[1]).abs().max() <= 1
+
+
+def test_a_stream_is_evaluated_like_the_folder_it_was_made_of(pictures: Path, shards: str) -> None:
+    model = small_vit(img_size=32)
+    expected, found = (
+        pmvit.evaluate(model, image_folder(data, CONFIG, num_classes=7, workers=0), progress=False)
+        for data in (pictures, shards)
+    )
+    assert found.images == expected.images == 40
+    assert found.top1 == expected.top1
+    assert found.cross_entropy == pytest.approx(expected.cross_entropy, abs=1e-5)

@@ -1,5 +1,6 @@
 """What loaders yield: images, or pairs of images and labels."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch.nn.functional as F
@@ -17,6 +18,14 @@ def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     raise PmvitError(f"expected batches of images or of (images, labels); got {type(batch).__name__}")
+
+
+def count_batches(loader: Iterable[Any]) -> int | None:
+    """How many batches a loader has; `None` if that cannot be told, as of a stream."""
+    try:
+        return len(loader)  # type: ignore[arg-type]  # that it may have no length is the point
+    except TypeError:
+        return None
 
 
 def unreadable(loader: Any) -> str:

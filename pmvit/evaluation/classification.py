@@ -2,7 +2,7 @@
 embeddings where there are no classes."""
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit._modes import evaluation_mode
-from pmvit.data.batches import check_labels, unpack, unreadable
+from pmvit.data.batches import check_labels, count_batches, unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.outputs import gives_logits, predict
 from pmvit.progress import track
@@ -111,7 +111,7 @@ def evaluate_all(
     """`evaluate` several models on the same images, which are read once and shown to the reference once."""
     collected: list[dict[str, list[Tensor]]] = [{} for _ in models]
     images_seen = 0
-    total = len(data) if isinstance(data, Sized) else None
+    total = count_batches(data)
     with ExitStack() as modes, torch.inference_mode():
         for model in models if reference is None else [*models, reference]:
             modes.enter_context(evaluation_mode(model))

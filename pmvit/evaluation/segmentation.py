@@ -1,7 +1,7 @@
 """Mean IoU, pixel accuracy and IoU of each class; agreement with a reference model, pixel by pixel; cost."""
 
 import time
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from pmvit._modes import evaluation_mode
 from pmvit.cost import flops
-from pmvit.data.batches import IGNORED, check_labels, unpack
+from pmvit.data.batches import IGNORED, check_labels, count_batches, unpack
 from pmvit.errors import PmvitError
 from pmvit.evaluation.sliding import check_stride, count_windows, sliding_logits
 from pmvit.models import adapter_for
@@ -216,7 +216,7 @@ def count_pixels(
     models = [model] if reference is None else [model, reference]
     costs = [flops(candidate).gflops for candidate in models]
     counts = SegmentationCounts([PixelCounts(classes, device) for _ in models], costs, [0.0 for _ in models])
-    total = len(data) if isinstance(data, Sized) else None
+    total = count_batches(data)
     with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
         for batch in track(data, "evaluate", total, show=progress):
             images, labels = unpack(batch)

@@ -34,7 +34,7 @@ def describe(plan: Plan) -> str:
     """The table and, for grids that fit a terminal, the drawing."""
     widest = max((width for _, width in plan.grids), default=plan.grid[1])
     text = io.StringIO()
-    console = Console(file=text, width=100)
+    console = Console(file=text, width=100, color_system=None, force_jupyter=False)  # plain text, in a notebook, too
     console.print(
         f"Plan for {plan.depth} blocks of {_sizes(plan)} patch tokens: keeps {plan.keep:.1%} of those of "
         f"{len(plan.layers)} blocks, reconstruct {plan.reconstruct}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmvit._modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit._processes import this_process
 from pmvit.cost import model_cost
-from pmvit.data.batches import IGNORED, check_labels, resize_labels, unpack, unreadable
+from pmvit.data.batches import IGNORED, check_labels, count_batches, resize_labels, unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
@@ -184,11 +184,9 @@ def _score_batch(
     return recorder.collect()
 
 
-def _number_of_batches(loader: Iterable[Any], iterations: int) -> int | None:
-    try:
-        return min(iterations, len(loader))  # type: ignore[arg-type]  # that it may have no length is the point
-    except TypeError:
-        return iterations
+def _number_of_batches(loader: Iterable[Any], iterations: int) -> int:
+    count = count_batches(loader)
+    return iterations if count is None else min(iterations, count)
 
 
 def _resume(start: Scores, store: Path) -> Scores:
