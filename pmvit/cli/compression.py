@@ -144,15 +144,17 @@ def compress(
     """
     import pmvit
     from pmvit.compress import check_output
+    from pmvit.loading import open_loader
 
     sources = [source for source in (data, scores, plan) if source is not None]
     paper = settle_method(options, paper)
     if options["method"] not in PLANNERS:
-        if sources:
-            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {sources[0]}")
+        if (plan or scores) is not None:
+            raise PmvitError(f"--method {options['method']} needs no scores or plan; got {plan or scores}")
         segmenter = given(options, SEGMENTER_OPTIONS)
         network = open_model(model, weights, model_arg, data_arg, device, segmenter)
-        by_method(network, output, options, pairs("--model-arg", model_arg))
+        images = None if data is None else open_loader(network, data, batch_size=batch_size, workers=workers)
+        by_method(network, output, options, pairs("--model-arg", model_arg), images)
         return
     if unused := given(options, METHOD_OPTIONS):
         raise PmvitError(f"{', '.join(unused)}: for --method tome and the like alone; see docs/methods.md")
