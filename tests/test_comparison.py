@@ -12,7 +12,7 @@ from pmvit import methods
 from pmvit.comparison import Compared, Comparison
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.evaluation import Evaluation
-from tests.helpers import small_vit
+from tests.helpers import method_at, small_vit
 from tests.segmenters import small_segmenter
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_said() -> None:
 def test_every_method_is_a_graph(name: str) -> None:
     """For any batch size, and with the same outputs."""
     vit: Any = small_vit()
-    model = methods.apply(vit, methods.METHODS[name].at(0.5, vit)).requires_grad_(False)
+    model = methods.apply(vit, method_at(name, 0.5, vit)).requires_grad_(False)
     batch = ({0: torch.export.Dim("batch", min=1, max=64)},)
     graph = torch.export.export(model, (torch.randn(2, 3, 96, 96),), dynamic_shapes=batch).module()
     images = torch.randn(3, 3, 96, 96)

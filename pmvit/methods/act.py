@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from pmvit.data.seeding import seed_for
 from pmvit.errors import PmvitError
