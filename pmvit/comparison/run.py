@@ -86,7 +86,7 @@ def compare(
         used = method_of(other)
         candidates.append(counted(Compared(name, "given", {} if used is None else used.describe()), other))
     candidates = _evaluated(candidates, data, progress)
-    candidates = [(replace(row, **_exports(made)) if made is not None else row, made) for row, made in candidates]
+    candidates = [(replace(row, **tried_export(made)) if made is not None else row, made) for row, made in candidates]
     return _timed(candidates, runtimes, batches, rounds, threads, progress)
 
 
@@ -103,8 +103,8 @@ def _evaluated(candidates: list[Candidate], data: Iterable[Any], progress: bool)
     return [(row if one is None else replace(row, evaluation=next(results)), one) for row, one in candidates]
 
 
-def _exports(model: nn.Module) -> dict[str, Any]:
-    """Whether `torch.export` makes a graph of a model for any batch size, and if not, why."""
+def tried_export(model: nn.Module) -> dict[str, Any]:
+    """Fields of a row: whether `torch.export` makes a graph of a model for any batch size, and if not, why."""
     images = built_in_images(adapter_for(model).input_size(model), 2)
     try:
         as_exported(as_module(copy.deepcopy(model).cpu().float().requires_grad_(False)), images, any_batch=True)

@@ -6,6 +6,7 @@ left of a model that loses some of it.
 """
 
 import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -105,17 +106,19 @@ def pruned(model: nn.Module, ratio: float, importance: Importance, gradients: di
     roots = {layer for block in small.blocks for layer in (block.attn.qkv, block.mlp.fc1)}
     layers = [module for module in small.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
     kinds = torch_pruning.importance
-    torch_pruning.pruner.BasePruner(
-        small,
-        torch.zeros(1, *adapter_for(model).input_size(model), device=next(small.parameters()).device),
-        importance=kinds.GroupTaylorImportance() if importance == "taylor" else kinds.GroupMagnitudeImportance(p=2),
-        global_pruning=True,
-        isomorphic=True,
-        pruning_ratio=ratio,
-        max_pruning_ratio=MOST,
-        ignored_layers=[layer for layer in layers if layer not in roots],
-        num_heads={attention.qkv: attention.num_heads for attention in attentions},
-    ).step()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Unwrapped parameters")  # class token and positions keep their width
+        torch_pruning.pruner.BasePruner(
+            small,
+            torch.zeros(1, *adapter_for(model).input_size(model), device=next(small.parameters()).device),
+            importance=kinds.GroupTaylorImportance() if importance == "taylor" else kinds.GroupMagnitudeImportance(p=2),
+            global_pruning=True,
+            isomorphic=True,
+            pruning_ratio=ratio,
+            max_pruning_ratio=MOST,
+            ignored_layers=[layer for layer in layers if layer not in roots],
+            num_heads={attention.qkv: attention.num_heads for attention in attentions},
+        ).step()
     for attention, was_fused in zip(attentions, fused, strict=True):
         _settle(attention, was_fused)
     small.zero_grad(set_to_none=True)
