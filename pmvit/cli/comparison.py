@@ -134,7 +134,7 @@ def _evidence(
     import pmvit
     from pmvit.loading import open_loader
 
-    reading = {"batch_size": batch_size, "workers": workers}
+    reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
     found: dict[str, Any] = {
         "scores": None if scores is None else pmvit.Scores.load(scores),
         "prices": None if prices is None else pmvit.Prices.load(prices),

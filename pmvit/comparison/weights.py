@@ -122,7 +122,8 @@ def pruned(model: nn.Module, ratio: float, importance: Importance, gradients: di
     for attention, was_fused in zip(attentions, fused, strict=True):
         _settle(attention, was_fused)
     small.zero_grad(set_to_none=True)
-    return small.train(model.training)
+    result: nn.Module = small.train(model.training)
+    return result
 
 
 def _settle(attention: Host, was_fused: bool) -> None:

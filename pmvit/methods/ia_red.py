@@ -38,7 +38,9 @@ class Interpreter(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         queries = self.query(self.norm(patches)).unflatten(-1, (self.heads, -1))
-        return (queries * self.key(self.policy).unflatten(-1, (self.heads, -1))).sum(-1).sigmoid().mean(-1)
+        key = self.key(self.policy).unflatten(-1, (self.heads, -1))
+        scores: Tensor = (queries * key).sum(-1).sigmoid().mean(-1)
+        return scores
 
 
 class Drawn(NamedTuple):
@@ -81,7 +83,7 @@ class InterpretedBlock(MethodBlock):
         decisions = (scores >= SURE if self.is_sure else torch.rand_like(scores) < scores).to(tokens.dtype)
         there = is_kept.squeeze(-1)
         logs = torch.where(decisions > 0, scores.log(), (1 - scores).log())
-        left = there * decisions
+        left: Tensor = there * decisions
         self.drawn = Drawn(left.mean(1).detach(), (logs * there).sum(1) / there.sum(1).clamp_min(1))
         return left[..., None]
 
