@@ -56,6 +56,7 @@ def compare(
         list[Path] | None, typer.Option("--with", help="A saved model to measure too, as a tuned one; repeatable.")
     ] = None,
     images: Annotated[int | None, typer.Option("--images", min=1, help="Measure on so many of --data.")] = None,
+    exports: Annotated[bool, typer.Option("--exports/--no-exports", help="Try whether each is a static graph.")] = True,
     runtime: Annotated[
         str, typer.Option("--runtime", help="As for benchmark, with commas; none for no speed.")
     ] = "eager",
@@ -101,6 +102,7 @@ def compare(
         methods=names,
         **evidence,
         others={str(path): pmvit.load(path) for path in given_models or ()},
+        exports=exports,
         runtimes=[] if runtime == "none" else names_in(runtime),
         batches=whole_numbers(batch),
         rounds=rounds,

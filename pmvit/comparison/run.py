@@ -39,6 +39,7 @@ def compare(
     prices: Prices | None = None,
     images: Iterable[Any] | None = None,
     others: Mapping[str, nn.Module] | None = None,
+    exports: bool = True,
     runtimes: Sequence[str] = ("eager",),
     batches: Sequence[int] = (1, 16),
     rounds: int = 20,
@@ -60,6 +61,7 @@ def compare(
         prices: What `measured` plans with.
         images: A loader of images, others than those of `data`, that `ps-vit` and `taylor-pruning` choose by.
         others: Models that are there already, as fine-tuned ones, by the names they are to have.
+        exports: Try whether each is a static graph.
         runtimes: As `benchmark` has them; none to measure no speed.
         batches: Batch sizes.
         rounds: How often each takes its turn.
@@ -86,7 +88,8 @@ def compare(
         used = method_of(other)
         candidates.append(counted(Compared(name, "given", {} if used is None else used.describe()), other))
     candidates = _evaluated(candidates, data, progress)
-    candidates = [(replace(row, **tried_export(made)) if made is not None else row, made) for row, made in candidates]
+    if exports:
+        candidates = [(row if made is None else replace(row, **tried_export(made)), made) for row, made in candidates]
     return _timed(candidates, runtimes, batches, rounds, threads, progress)
 
 
