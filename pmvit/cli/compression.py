@@ -145,12 +145,14 @@ def compress(
     import pmvit
     from pmvit.compress import check_output
     from pmvit.loading import open_loader
+    from pmvit.methods import METHODS
 
     sources = [source for source in (data, scores, plan) if source is not None]
     paper = settle_method(options, paper)
     if options["method"] not in PLANNERS:
-        if (plan or scores) is not None:
-            raise PmvitError(f"--method {options['method']} needs no scores or plan; got {plan or scores}")
+        kind = METHODS.get(options["method"])
+        if unused := sources[1:] if kind is not None and kind.looks and data is not None else sources:
+            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {unused[0]}")
         segmenter = given(options, SEGMENTER_OPTIONS)
         network = open_model(model, weights, model_arg, data_arg, device, segmenter)
         images = None if data is None else open_loader(network, data, batch_size=batch_size, workers=workers)

@@ -20,6 +20,7 @@ from pmvit.scoring import Scores
 
 OURS = ("prune-merge", "measured")  # plans from scores and from prices
 WEIGHTS = {"magnitude-pruning": "magnitude", "taylor-pruning": "taylor"}
+FAR = 0.05  # what a method may be off a cost, for the steps it goes in; farther off, it cannot be compared there
 Candidate = tuple[Compared, nn.Module | None]
 
 
@@ -79,5 +80,7 @@ def _made(model: nn.Module, row: Compared, budget: float, evidence: Evidence) ->
         small, ratio = prune_weights(model, budget, importance, evidence.images)
         return replace(row, options={"importance": importance, "ratio": ratio}), small
     kind = METHODS[row.method]
-    method, _ = nearest(model, kind, budget, data=evidence.images if kind.looks else None)
+    method, reached = nearest(model, kind, budget, data=evidence.images if kind.looks else None)
+    if abs(reached - budget) > FAR * budget:
+        raise PmvitError(f"the nearest that it comes to {budget:.4g} GFLOPs is {reached:.4g}")
     return replace(row, options=method.describe()["options"]), apply(model, method)

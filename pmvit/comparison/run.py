@@ -49,7 +49,8 @@ def compare(
     """Put methods side by side at equal cost, without training: accuracy, speed, and whether a graph comes out.
 
     Each method gets the strength at which its counted FLOPs come nearest to those asked for; where they are more than
-    1 % off, as those of a method that takes whole rows of patches may be, the table shows it.
+    1 % off, as those of a method that takes whole rows of patches may be, the table shows it; one that stays more than
+    5 % off is not measured.
 
     Args:
         model: The original.
