@@ -152,9 +152,9 @@ def markdown(rows: list[Row]) -> str:
         "",
         f"`python -m experiments.comparison` made this page: {images:,} ImageNet validation images, one a class; "
         "calibration on 1,000 training images. Every method has the strength at which its counted GFLOPs come nearest "
-        "to the budget; one that stays more than 5 % off is not in the table. In brackets: 95 % bootstrap intervals over "
-        "images; the change of top-1 is paired with the original on the same images. Methods whose papers train them "
-        "(EViT, Evo-ViT, PS-ViT, eTPS) are shown as they are before that.",
+        "to the budget; one that stays more than 5 % off is not in the table. In brackets: 95 % bootstrap intervals "
+        "over images; the change of top-1 is paired with the original on the same images. Methods whose papers train "
+        "them (EViT, Evo-ViT, PS-ViT, eTPS) are shown as they are before that.",
     ]
     for name in MODELS:
         own = [row for row in rows if row["model"] == name and row.get("evaluation")]

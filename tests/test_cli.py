@@ -221,7 +221,7 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         ),
         (("plan", "{out}/config.json", "--keep", "0.5", "-o", "y"), "is it another file"),
         (("compress", "{out}", "--method", "tome", "--data", "x", "-o", "y"), "needs no images, scores or plan; got x"),
-        (("compress", "{out}", "--plan", "p", "--r", "3", "-o", "y"), "r: for --method alone"),
+        (("compress", "{out}", "--plan", "p", "--r", "3", "-o", "y"), "r: for --method tome and the like alone"),
     ],
 )
 def test_mistakes_get_one_line(compressed: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
