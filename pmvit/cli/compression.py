@@ -151,8 +151,8 @@ def compress(
     paper = settle_method(options, paper)
     if options["method"] not in PLANNERS:
         kind = METHODS.get(options["method"])
-        if unused := sources[1:] if kind is not None and kind.looks and data is not None else sources:
-            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {unused[0]}")
+        if extra := sources[1:] if kind is not None and kind.looks and data is not None else sources:
+            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {extra[0]}")
         segmenter = given(options, SEGMENTER_OPTIONS)
         network = open_model(model, weights, model_arg, data_arg, device, segmenter)
         images = None if data is None else open_loader(network, data, batch_size=batch_size, workers=workers)
