@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import pmvit
+from pmvit import methods
 from pmvit.cli import main
 from pmvit.compress import read_tensors
 from pmvit.data.demo import demo_images
@@ -61,6 +62,13 @@ def small_vit(name: str = "vit_tiny_patch16_224", **arguments: object) -> nn.Mod
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     return model.eval()
+
+
+def method_at(name: str, strength: float, model: Any) -> methods.Method:
+    """A method at a strength, which has seen noise if it has to see images."""
+    kind = methods.METHODS[name]
+    noise = [torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(2))]
+    return methods.fitted(kind.at(strength, model), model, noise if kind.looks else None)
 
 
 def states(output: Path) -> dict[int, dict[str, Tensor]]:

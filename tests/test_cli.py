@@ -154,14 +154,16 @@ def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None
     result = pmvit_here(
         *("compare", *model, "--data", images, "--images", 16, "--batch-size", 16, "--workers", 0),
         *("--gflops", 0.2, "--runtime", "none"),
-        *("--methods", "evit,uniform", "--with", tmp_path / "tome", "-o", tmp_path / "compared"),
+        *("--methods", "ps-vit,measured", "--score-data", images, "--with", tmp_path / "tome", "--no-exports"),
+        *("-o", tmp_path / "compared"),
     )
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "compared" / "comparison.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["original", "evit", "uniform", str(tmp_path / "tome")]
+    assert [row["name"] for row in rows] == ["original", "ps-vit", "measured", str(tmp_path / "tome")]
     assert [row["evaluation"]["images"] for row in rows] == [16] * 4
-    assert rows[1]["gflops"] == pytest.approx(0.2, rel=0.01)
-    assert "uniform" in result.stdout
+    assert [row["gflops"] for row in rows[1:3]] == pytest.approx([0.2, 0.2], rel=0.01)
+    assert pmvit.Prices.load(tmp_path / "compared" / "prices.json").images > 0
+    assert "measured" in result.stdout
 
 
 def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:

@@ -3,14 +3,25 @@
 import itertools
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pmvit.cli.common import app, console, names_in, open_model, print_json, processes, run_score, whole_numbers
+from pmvit.cli.common import (
+    app,
+    console,
+    names_in,
+    open_model,
+    print_json,
+    processes,
+    run_price,
+    run_score,
+    whole_numbers,
+)
 from pmvit.cli.completion import BENCHMARKED, METHODS, some_of
 from pmvit.cli.options import (
     MASK_OPTIONS,
+    PRICE_OPTIONS,
     SCORE_OPTIONS,
     SEGMENTER_OPTIONS,
     AsJson,
@@ -27,6 +38,9 @@ from pmvit.cli.options import (
 )
 from pmvit.errors import PmvitError
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 @app.command()
 @with_options(SCORE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
@@ -38,16 +52,22 @@ def compare(
         str,
         typer.Option(
             "--methods",
-            help="With commas: names as for compress --method, prune-merge; or all untrained.",
-            autocompletion=some_of("all", "prune-merge", *METHODS),
+            help="With commas: names as for compress --method; prune-merge, measured; magnitude-pruning, "
+            "taylor-pruning (torch-pruning); or all untrained.",
+            autocompletion=some_of("all", "prune-merge", "measured", "magnitude-pruning", "taylor-pruning", *METHODS),
         ),
     ] = "all",
     scores: Annotated[Path | None, typer.Option("--scores", help="Scores for prune-merge, made before.")] = None,
-    score_data: Annotated[str | None, typer.Option("--score-data", help="Or images to score on.")] = None,
+    prices: Annotated[Path | None, typer.Option("--prices", help="Prices for measured, made before.")] = None,
+    score_data: Annotated[
+        str | None,
+        typer.Option("--score-data", help="Images to score and price on, and for ps-vit and taylor-pruning."),
+    ] = None,
     given_models: Annotated[
         list[Path] | None, typer.Option("--with", help="A saved model to measure too, as a tuned one; repeatable.")
     ] = None,
     images: Annotated[int | None, typer.Option("--images", min=1, help="Measure on so many of --data.")] = None,
+    exports: Annotated[bool, typer.Option("--exports/--no-exports", help="Try whether each is a static graph.")] = True,
     runtime: Annotated[
         str,
         typer.Option(
@@ -88,19 +108,17 @@ def compare(
         number = images
     if number is not None:
         shown = list(itertools.islice(shown, number))
-    found = None if scores is None else pmvit.Scores.load(scores)
-    if score_data is not None:
-        file = (output or Path()) / "scores.json"
-        found = run_score(network, score_data, file, options, processes("cpu"), batch_size=batch_size, workers=workers)
-    if found is None and names is None:
-        console.print("prune-merge is left out: it needs --scores or --score-data", style="yellow")
+    evidence = _evidence(network, scores, prices, score_data, names, output or Path(), options, batch_size, workers)
+    if names is None and (missing := [name for name, found in evidence.items() if found is None]):
+        console.print(f"what needs {', '.join(missing)} is left out: give --score-data", style="yellow")
     result = pmvit.compare(
         network,
         shown,
         gflops=[_budget(text) for text in names_in(gflops)],
         methods=names,
-        scores=found,
+        **evidence,
         others={str(path): pmvit.load(path) for path in given_models or ()},
+        exports=exports,
         runtimes=[] if runtime == "none" else names_in(runtime),
         batches=whole_numbers(batch),
         rounds=rounds,
@@ -112,6 +130,39 @@ def compare(
         print_json(json.loads(result.to_json()))
         return
     console.table(result.columns(), result.cells(), least_width=124)
+
+
+def _evidence(
+    network: "nn.Module",
+    scores: Path | None,
+    prices: Path | None,
+    source: str | None,
+    names: list[str] | None,
+    folder: Path,
+    options: dict[str, Any],
+    batch_size: int,
+    workers: int,
+) -> dict[str, Any]:
+    """Scores, prices and images as `compare` takes them: those that were made before, and what images give."""
+    import pmvit
+    from pmvit.loading import open_loader
+
+    reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+    found: dict[str, Any] = {
+        "scores": None if scores is None else pmvit.Scores.load(scores),
+        "prices": None if prices is None else pmvit.Prices.load(prices),
+        "images": None,
+    }
+    if source is None:
+        return found
+    here = processes("cpu")
+    if scores is None and (names is None or "prune-merge" in names):
+        found["scores"] = run_score(network, source, folder / "scores.json", options, here, **reading)
+    if prices is None and (names is None or "measured" in names):
+        nothing = dict.fromkeys(PRICE_OPTIONS)
+        found["prices"] = run_price(network, source, folder / "prices.json", nothing, here, **reading)
+    found["images"] = open_loader(network, source, shuffle=True, **reading)
+    return found
 
 
 def _budget(text: str) -> float:

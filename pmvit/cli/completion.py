@@ -11,7 +11,8 @@ FAMILIES = (
 )
 TORCHVISION = ("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14")
 METHODS = (
-    *("dynamic-vit", "evit", "evo-vit", "expedite", "random", "tofu", "tome", "top-k", "tps", "uniform", "zero-tprune"),
+    *("act", "dynamic-vit", "evit", "evo-vit", "expedite", "ia-red2", "ps-vit"),
+    *("random", "tofu", "tome", "top-k", "tps", "uniform", "zero-tprune"),
 )
 RUNTIMES = ("onnx", "openvino", "torch-export", "aot-inductor", "torchscript", "executorch", "litert")
 BENCHMARKED = ("eager", "compile", "onnxruntime", *RUNTIMES[1:])

@@ -165,16 +165,21 @@ def compress(
     """
     import pmvit
     from pmvit.compress import check_output
+    from pmvit.loading import open_loader
+    from pmvit.methods import METHODS
     from pmvit.planning import choose_method
 
     sources = [source for source in (data, scores, plan) if source is not None]
     paper = settle_method(options, paper)
     if options["method"] not in PLANNERS:
-        if sources:
-            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {sources[0]}")
+        kind = METHODS.get(options["method"])
+        if extra := sources[1:] if kind is not None and kind.looks and data is not None else sources:
+            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {extra[0]}")
         segmenter = given(options, SEGMENTER_OPTIONS)
         network = open_model(model, weights, model_arg, data_arg, device, segmenter)
-        by_method(network, output, options, pairs("--model-arg", model_arg), facts_of(network, model, weights), as_json)
+        images = None if data is None else open_loader(network, data, batch_size=batch_size, workers=workers)
+        facts = facts_of(network, model, weights)
+        by_method(network, output, options, pairs("--model-arg", model_arg), facts, images, as_json=as_json)
         return
     if unused := given(options, METHOD_OPTIONS):
         raise PmvitError(f"{', '.join(unused)}: for --method tome and the like alone; see docs/methods.md")

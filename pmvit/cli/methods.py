@@ -18,9 +18,16 @@ SHARED = {"method", "keep", "gflops", "skip"}  # options of a plan that a method
 
 
 def by_method(
-    model: "nn.Module", output: Path, options: dict[str, Any], arguments: dict[str, Any], facts: "Facts", as_json: bool
+    model: "nn.Module",
+    output: Path,
+    options: dict[str, Any],
+    arguments: dict[str, Any],
+    facts: "Facts",
+    images: Any = None,
+    *,
+    as_json: bool,
 ) -> None:
-    """Compress a model by another method and save it."""
+    """Compress a model by another method, which may look at images, and save it."""
     import pmvit
     from pmvit import methods
     from pmvit.compress import check_output
@@ -29,7 +36,7 @@ def by_method(
     if unused := given(options, {**SCORE_OPTIONS, **PRICE_OPTIONS, **planning}):
         raise PmvitError(f"{', '.join(unused)}: for Prune and Merge alone; got it beside --method {options['method']}")
     check_output(output)
-    method = chosen_method(model, options)
+    method = chosen_method(model, options, images)
     small = methods.apply(model, method)
     pmvit.save(small, output, arguments=arguments, facts=facts)
     before, after = pmvit.flops(model), pmvit.flops(small)
@@ -41,9 +48,9 @@ def by_method(
     console.print(f"compressed model: {output}")
 
 
-def chosen_method(model: "nn.Module", options: dict[str, Any]) -> "Method":
+def chosen_method(model: "nn.Module", options: dict[str, Any], images: Any = None) -> "Method":
     """The method that was asked for, with its options; by a budget if there is one."""
-    from pmvit.methods import METHODS, make_method, method_called
+    from pmvit.methods import METHODS, fitted, make_method, method_called
     from pmvit.methods.budget import method_for
 
     name = options["method"]
@@ -58,8 +65,8 @@ def chosen_method(model: "nn.Module", options: dict[str, Any]) -> "Method":
     if options["r"] is not None:
         wanted["r"] = _numbers(options["r"])
     if options["gflops"] is None:
-        return make_method(name, **wanted)
-    return method_for(model, method_called(name), options["gflops"], **wanted)
+        return fitted(make_method(name, **wanted), model, images)
+    return method_for(model, method_called(name), options["gflops"], data=images, **wanted)
 
 
 def _numbers(text: str) -> int | tuple[int, ...]:
@@ -72,7 +79,7 @@ def _numbers(text: str) -> int | tuple[int, ...]:
 def print_method(method: "Method", before: Any, after: Any) -> None:
     """What was done, and what it costs."""
     said = ", ".join(f"{name} {value}" for name, value in method.describe()["options"].items() if value is not None)
-    console.print(f"{method.title}: {said}")
+    console.print(f"{method.title}: {said if len(said) < 200 else said[:199] + '…'}")
     print_costs(before, after)
     if method.learns:
         console.print("It has weights of its own, which are random: fine-tune it before you use it.", style="yellow")

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from pmvit.comparison.candidates import OURS, Candidate, Evidence, candidate, check_names, counted
 from pmvit.comparison.table import Compared, Comparison
-from pmvit.compress import compress, is_compressed
-from pmvit.cost import flops
+from pmvit.compress import is_compressed
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import evaluate_all
 from pmvit.evaluation.segmentation import evaluate_segmentation
-from pmvit.methods import METHODS, apply, method_called, method_of
-from pmvit.methods.budget import nearest
+from pmvit.methods import method_of
 from pmvit.models import adapter_for
 from pmvit.outputs import as_module
-from pmvit.planning import plan
+from pmvit.pricing import Prices
 from pmvit.progress import track
 from pmvit.runtime.benchmark import Makers, known_runtimes, measure, ready
 from pmvit.runtime.contenders import contender
@@ -27,9 +26,7 @@ from pmvit.runtime.export import built_in_images
 from pmvit.runtime.targets import as_exported
 from pmvit.scoring import Scores
 
-OURS = "prune-merge"
-PASSES = ", optimized"  # behind our name where the passes for inference are measured, too
-Candidate = tuple[Compared, nn.Module | None]
+PASSES = ", optimized"  # behind our names where the passes for inference are measured, too
 
 
 def compare(
@@ -39,7 +36,10 @@ def compare(
     gflops: float | Sequence[float],
     methods: Sequence[str] | None = None,
     scores: Scores | None = None,
+    prices: Prices | None = None,
+    images: Iterable[Any] | None = None,
     others: Mapping[str, nn.Module] | None = None,
+    exports: bool = True,
     runtimes: Sequence[str] = ("eager",),
     batches: Sequence[int] = (1, 16),
     rounds: int = 20,
@@ -49,15 +49,20 @@ def compare(
     """Put methods side by side at equal cost, without training: accuracy, speed, and whether a graph comes out.
 
     Each method gets the strength at which its counted FLOPs come nearest to those asked for; where they are more than
-    1 % off, as those of a method that takes whole rows of patches may be, the table shows it.
+    1 % off, as those of a method that takes whole rows of patches may be, the table shows it; one that stays more than
+    5 % off is not measured.
 
     Args:
         model: The original.
         data: A loader of `(images, labels)`, or of images, for accuracy and agreement with the original.
         gflops: What each is to cost, in billions of multiply-accumulates; one number or several.
-        methods: Names of `METHODS`, and `prune-merge`; if not given, all that need no training.
-        scores: What `prune-merge` plans with; without them it is left out, or missing if it was asked for.
+        methods: Names of `METHODS`, `prune-merge`, `measured`, `magnitude-pruning`, `taylor-pruning`; if not given, all
+            that need no training and have what they need. The last two are those of the package torch-pruning.
+        scores: What `prune-merge` plans with.
+        prices: What `measured` plans with.
+        images: A loader of images, others than those of `data`, that `ps-vit` and `taylor-pruning` choose by.
         others: Models that are there already, as fine-tuned ones, by the names they are to have.
+        exports: Try whether each is a static graph.
         runtimes: As `benchmark` has them; none to measure no speed.
         batches: Batch sizes.
         rounds: How often each takes its turn.
@@ -70,46 +75,23 @@ def compare(
     if is_compressed(model):
         raise PmvitError("expected an original model to compare methods on; this one is compressed: use the original")
     budgets = [gflops] if isinstance(gflops, (int, float)) else list(gflops)
-    names = list(methods or [*([OURS] if scores is not None else []), *_untrained()])
-    for name in names:
-        if name != OURS:
-            method_called(name)
+    evidence = Evidence(scores, prices, images)
+    names = list(methods or evidence.contenders())
+    check_names(names)
     runtimes = known_runtimes(runtimes)
     model = copy.deepcopy(model).eval()
-    candidates = [_counted(Compared("original", "original"), model)]
+    candidates = [counted(Compared("original", "original"), model)]
     asked = [(budget, name) for budget in budgets for name in names]
     for budget, name in track(asked, "search strengths", len(asked), show=progress):
         row = Compared(f"{name} {budget:g}" if len(budgets) > 1 else name, name, wanted=budget)
-        candidates.append(_candidate(model, row, budget, scores))
+        candidates.append(candidate(model, row, budget, evidence))
     for name, other in (others or {}).items():
         used = method_of(other)
-        candidates.append(_counted(Compared(name, "given", {} if used is None else used.describe()), other))
+        candidates.append(counted(Compared(name, "given", {} if used is None else used.describe()), other))
     candidates = _evaluated(candidates, data, progress)
-    candidates = [(replace(row, **_exports(made)) if made is not None else row, made) for row, made in candidates]
+    if exports:
+        candidates = [(row if made is None else replace(row, **tried_export(made)), made) for row, made in candidates]
     return _timed(candidates, runtimes, batches, rounds, threads, progress)
-
-
-def _untrained() -> list[str]:
-    return [name for name, kind in METHODS.items() if not kind.learns]
-
-
-def _counted(row: Compared, model: nn.Module) -> Candidate:
-    cost = flops(model)
-    return replace(row, gflops=cost.gflops, parameters=cost.parameters), model
-
-
-def _candidate(model: nn.Module, row: Compared, budget: float, scores: Scores | None) -> Candidate:
-    """A method at a cost, or why there is none."""
-    try:
-        if row.method == OURS:
-            if scores is None:
-                raise PmvitError("it needs scores")
-            made = plan(scores, gflops=budget)
-            return _counted(replace(row, options=made.made_by.get("plan", {})), compress(model, made))
-        method, _ = nearest(model, METHODS[row.method], budget)
-        return _counted(replace(row, options=method.describe()["options"]), apply(model, method))
-    except PmvitError as error:
-        return replace(row, failure=str(error)), None
 
 
 def _evaluated(candidates: list[Candidate], data: Iterable[Any], progress: bool) -> list[Candidate]:
@@ -125,8 +107,8 @@ def _evaluated(candidates: list[Candidate], data: Iterable[Any], progress: bool)
     return [(row if one is None else replace(row, evaluation=next(results)), one) for row, one in candidates]
 
 
-def _exports(model: nn.Module) -> dict[str, Any]:
-    """Whether `torch.export` makes a graph of a model for any batch size, and if not, why."""
+def tried_export(model: nn.Module) -> dict[str, Any]:
+    """Fields of a row: whether `torch.export` makes a graph of a model for any batch size, and if not, why."""
     images = built_in_images(adapter_for(model).input_size(model), 2)
     try:
         as_exported(as_module(copy.deepcopy(model).cpu().float().requires_grad_(False)), images, any_batch=True)
@@ -152,7 +134,7 @@ def _timed(
         if made is not None:
             still = copy.deepcopy(made).to("cpu", torch.float32)
             makers[row.name] = partial(ready, still)
-            if row.method == OURS:
+            if row.method in OURS:
                 makers[row.name + PASSES] = partial(contender, "optimized", still)
     benchmark = measure(original.cpu().float(), makers, runtimes, batches, rounds, threads, None, False, progress)
     rows = []

@@ -20,7 +20,7 @@ class Compared:
 
     Attributes:
         name: In the table; no two have the same.
-        method: What made it: one of `METHODS`, `prune-merge`, `original` or `given`.
+        method: What made it: a name that `compare` takes, `original` or `given`.
         options: Of the method.
         wanted: GFLOPs that were asked for.
         gflops: Those that it has, counted as it runs.

@@ -47,8 +47,34 @@ def attend(
     else:
         dropout = attention.attn_drop.p if attention.training else 0.0
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
-    update = attention.proj_drop(attention.proj(attended.transpose(1, 2).reshape(batch, count, -1)))
-    return Attended(block.drop_path1(block.ls1(update)), query, key, found)
+    return Attended(finish(block, attended), query, key, found)
+
+
+def attend_from(block: Host, tokens: Tensor, places: Tensor) -> Tensor:
+    """What attention adds to the tokens at some places, the same in every image, that attend to all of them."""
+    attention = block.attn
+    batch, count, _ = tokens.shape
+    normed = block.norm1(tokens)
+    weight, bias = attention.qkv.weight, attention.qkv.bias
+    split = len(weight) // 3  # queries first, then keys and values
+    biases = (None, None) if bias is None else (bias[:split], bias[split:])
+    query = F.linear(normed[:, places], weight[:split], biases[0])
+    query = query.reshape(batch, len(places), attention.num_heads, attention.head_dim).transpose(1, 2)
+    pair = F.linear(normed, weight[split:], biases[1])
+    pair = pair.reshape(batch, count, 2, attention.num_heads, attention.head_dim)
+    key, value = pair.permute(2, 0, 3, 1, 4).unbind(0)
+    query, key = attention.q_norm(query), attention.k_norm(key)
+    dropout = attention.attn_drop.p if attention.training else 0.0
+    attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+    return finish(block, attended)
+
+
+def finish(block: Host, attended: Tensor) -> Tensor:
+    """What attention adds to the tokens, of (batch, heads, tokens, width) weighted values."""
+    attention = block.attn
+    joined = attended.transpose(1, 2).flatten(2)
+    update: Tensor = block.drop_path1(block.ls1(attention.proj_drop(attention.proj(joined))))
+    return update
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -35,6 +35,21 @@ class MethodBlock(nn.Module):
 
 
 @dataclass(frozen=True)
+class Step:
+    """One pass of a model while training, as a method may learn from it.
+
+    Attributes:
+        images: As the model got them.
+        logits: What it made of them.
+        wanted: The class that each image should have: its label, or what the teacher says.
+    """
+
+    images: Tensor
+    logits: Tensor
+    wanted: Tensor
+
+
+@dataclass(frozen=True)
 class Method(ABC):
     """A way to run a vision transformer on fewer tokens. The fields of a subclass are its options, all JSON data.
 
@@ -44,6 +59,7 @@ class Method(ABC):
         gives_all_tokens: Whether every token comes out again, in its place.
         needs_class_token: Whether it reads the attention of a class token.
         learns: Whether it has weights of its own, which are of no use before they are trained.
+        looks: Whether it has to see images before it can be put on a model: `observe`, then `fit`.
     """
 
     name: ClassVar[str]
@@ -51,6 +67,7 @@ class Method(ABC):
     gives_all_tokens: ClassVar[bool] = False
     needs_class_token: ClassVar[bool] = False
     learns: ClassVar[bool] = False
+    looks: ClassVar[bool] = False
 
     @abstractmethod
     def wrap(self, encoder: Host, *, dense: bool) -> None:
@@ -71,6 +88,21 @@ class Method(ABC):
             encoder: That it is for.
             options: Those of the method but the one that says how much it reduces.
         """
+
+    @classmethod
+    def observe(cls, model: nn.Module, data: Iterable[Any]) -> Any:
+        """What a method that looks has to know of a model and its images, whatever its strength."""
+        raise PmvitError(f"{cls.name} is put on a model as it is; got data, which it would not look at")
+
+    def fit(self: M, observed: Any) -> M:
+        """The method with what it chooses by what it observed."""
+        return self
+
+    def extra_loss(self, model: nn.Module, step: Step | None) -> Tensor | None:
+        """What the last pass of a model while training adds to the loss, once; `None` for nothing."""
+        blocks = [module for module in model.modules() if isinstance(module, MethodBlock)]
+        losses = [loss for block in blocks if (loss := block.extra_loss()) is not None]
+        return torch.stack(losses).sum() if losses else None
 
     def describe(self) -> dict[str, Any]:
         """What `method_from` needs to make it again, as JSON data."""
@@ -151,11 +183,19 @@ def method_of(model: nn.Module) -> Method | None:
     return found if isinstance(found, Method) else None
 
 
-def extra_loss(model: nn.Module) -> Tensor | None:
+def extra_loss(model: nn.Module, step: Step | None = None) -> Tensor | None:
     """What the method of a model adds to the loss after a pass while training; `None` for nothing."""
-    blocks = [module for module in model.modules() if isinstance(module, MethodBlock)]
-    losses = [loss for block in blocks if (loss := block.extra_loss()) is not None]
-    return torch.stack(losses).sum() if losses else None
+    method = method_of(model)
+    return None if method is None else method.extra_loss(model, step)
+
+
+def fitted(method: M, model: nn.Module, data: Iterable[Any] | None) -> M:
+    """A method that has seen images, if it has to.
+
+    Raises:
+        PmvitError: If there are none, or it does not look at any.
+    """
+    return method if data is None else method.fit(method.observe(model, data))
 
 
 def remove(model: Model) -> Model:

@@ -1,7 +1,7 @@
 """How strong a method has to be for a model to cost what it should."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -17,19 +17,22 @@ TOLERANCE = 0.01  # of the FLOPs asked for
 STEPS = 12  # halvings of the range of strengths
 
 
-def method_for(model: nn.Module, kind: type[M], gflops: float, **options: Any) -> M:
+def method_for(
+    model: nn.Module, kind: type[M], gflops: float, *, data: Iterable[Any] | None = None, **options: Any
+) -> M:
     """The method that makes a model cost so many GFLOPs, as `flops` counts them.
 
     Args:
         model: An original model.
         kind: Of method.
         gflops: Billions of multiply-accumulates an image.
+        data: A loader, for a method that has to look at images.
         options: Those of the method but the one that says how much it reduces.
 
     Raises:
         PmvitError: If nothing comes within 1 % of it.
     """
-    method, reached = nearest(model, kind, gflops, **options)
+    method, reached = nearest(model, kind, gflops, data=data, **options)
     if abs(reached - gflops) > TOLERANCE * gflops:
         raise PmvitError(
             f"expected GFLOPs that {kind.name} can reach with this model; got {gflops:.4g}, and the nearest is "
@@ -38,12 +41,17 @@ def method_for(model: nn.Module, kind: type[M], gflops: float, **options: Any) -
     return method
 
 
-def nearest(model: nn.Module, kind: type[M], gflops: float, **options: Any) -> tuple[M, float]:
+def nearest(
+    model: nn.Module, kind: type[M], gflops: float, *, data: Iterable[Any] | None = None, **options: Any
+) -> tuple[M, float]:
     """What `method_for` returns, as near as it comes, and its GFLOPs. Only shapes are computed, on no device."""
     shapes = copy.deepcopy(model).to("meta")
+    if kind.looks and data is None:
+        raise PmvitError(f"{kind.name} chooses by looking at images: give it some (data=, --data)")
+    observed = None if data is None else kind.observe(model, data)
 
     def made(strength: float) -> tuple[M, float]:
-        method = kind.at(strength, encoder_of(model), **options)
+        method = kind.at(strength, encoder_of(model), **options).fit(observed)
         return method, flops(apply(shapes, method)).gflops
 
     low, high = 0.0, 1.0

@@ -17,7 +17,7 @@ from pmvit.data.batches import check_labels
 from pmvit.data.training import BatchTransform, TrainingBatch
 from pmvit.errors import PmvitError
 from pmvit.loading import num_classes_of
-from pmvit.methods.base import extra_loss
+from pmvit.methods.base import Step, extra_loss
 from pmvit.models import adapter_for
 from pmvit.outputs import as_module, gives_logits, logits_of
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
@@ -142,7 +142,7 @@ class Learner:
         losses = finetune_loss(
             self.config, logits, labels, taught, self._tokens, targets, has_classes=self._has_classes
         )
-        extra = extra_loss(self.model)
+        extra = extra_loss(self.model, _step(images, logits, labels, taught))
         return losses if extra is None else {**losses, "loss": losses["loss"] + extra, "method": extra}
 
     def gradient_norm(self) -> Tensor:
@@ -202,6 +202,14 @@ class Learner:
         set_learnable(self.model, True)
         self.accelerator.unwrap_model(self._prepared, keep_fp32_wrapper=False)
         self.model.eval()
+
+
+def _step(images: Tensor, logits: Tensor, labels: Tensor | None, taught: Tensor | None) -> Step:
+    """What a method may learn from: labels say what is right, or the teacher where there are none."""
+    wanted = taught if labels is None else labels
+    if wanted is not None and wanted.is_floating_point():
+        wanted = wanted.argmax(-1)
+    return Step(images, logits, logits.argmax(-1) if wanted is None else wanted)
 
 
 def _optimizer(groups: list[dict[str, Any]], config: FinetuneConfig) -> torch.optim.Optimizer:

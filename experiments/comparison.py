@@ -1,0 +1,233 @@
+"""Prune and Merge beside all other methods at equal cost, without training: Table I of the paper before any tuning.
+
+    python -m experiments.comparison            # accuracy, agreement, divergence, export
+    python -m experiments.comparison --speed    # and speed at the middle budget: on a machine that does nothing else
+
+Scores, prices and what the other methods have to look at come from `imagenet/train` (1,000 images), accuracy from
+`imagenet/val` (the first image of each class) below the folder that PMVIT_DATA names. Rows are kept in
+`comparison.json` as they are measured, so that a stopped run goes on; scores and prices, which several rows share, in
+the folder that PMVIT_WORK names. Tables go to `comparison.md`, accuracy over GFLOPs to a chart for each model.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+import pmvit
+from pmvit.comparison import Compared, Comparison
+from pmvit.comparison.candidates import Evidence, candidate
+from pmvit.comparison.run import tried_export
+from pmvit.evaluation import Evaluation
+from pmvit.evaluation.classification import measure as measure_images
+from pmvit.files import write_atomically, write_text
+from pmvit.loading import create_model, open_loader
+from pmvit.outputs import predict
+from pmvit.runtime.timing import Ratio
+
+DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
+WORK = Path(os.environ.get("PMVIT_WORK", "comparison-work"))
+RESULTS = Path(__file__).with_suffix(".json")
+MODELS = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
+MIDDLE = 0.86
+BUDGETS = (MIDDLE, 0.74, 0.99)  # GFLOPs of the plans that keep 0.7, 0.6 and 0.8 of the tokens
+RUNTIMES = ("eager", "onnxruntime")
+RESAMPLES = 2000
+
+Row = dict[str, Any]
+Batches = list[tuple[Tensor, Tensor]]
+T = TypeVar("T")
+
+
+def original(name: str) -> nn.Module:
+    return create_model(name, DATA / "weights" / f"{name}.safetensors").float().eval()
+
+
+def validation(model: nn.Module) -> Batches:
+    """The first of the two images of each class."""
+    return [(x[::2].clone(), y[::2]) for x, y in open_loader(model, str(DATA / "imagenet/val"), batch_size=50)]
+
+
+def kept(path: Path, load: Callable[[Path], T], make: Callable[[], T]) -> T:
+    """What was made before, or make it and keep it."""
+    if not path.exists():
+        made: Any = make()
+        made.save(path)
+    return load(path)
+
+
+def evidence(name: str, model: nn.Module) -> Evidence:
+    """Scores, prices and images of a model."""
+    images = open_loader(model, str(DATA / "imagenet/train"), batch_size=50, shuffle=True)
+    scores = kept(WORK / f"{name}.scores.json", pmvit.Scores.load, lambda: pmvit.score(model, images))
+    prices = kept(WORK / f"{name}.prices.json", pmvit.Prices.load, lambda: pmvit.price(model, images))
+    return Evidence(scores, prices, images)
+
+
+def evaluate(model: nn.Module, batches: Batches, reference: list[Tensor]) -> dict[str, Tensor]:
+    """What each image says, by name."""
+    with torch.inference_mode():
+        parts = [measure_images(predict(model, x), y, r) for (x, y), r in zip(batches, reference, strict=True)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def interval(values: Tensor) -> list[float]:
+    """The 95 % bootstrap interval of a mean over images."""
+    draws = torch.randint(len(values), (RESAMPLES, len(values)), generator=torch.Generator().manual_seed(0))
+    ends = values[draws].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=values.dtype))
+    return [float(end) for end in ends]
+
+
+def measured(row: Compared, model: nn.Module, batches: Batches, reference: list[Tensor]) -> Row:
+    """A row with what the images say, and how sure that is."""
+    found = evaluate(model, batches, reference)
+    means = {name: float(values.mean()) for name, values in found.items()}
+    error = float(found["top1"].std(correction=0)) / len(found["top1"]) ** 0.5
+    row = replace(row, evaluation=Evaluation(len(found["top1"]), 0, top1_error=error, **means))
+    drop = found["top1"] - found["reference_top1"]
+    intervals = {"top1_change": interval(drop), "agreement": interval(found["agreement"]), "kl": interval(found["kl"])}
+    return {**asdict(row), "intervals": intervals}
+
+
+def measure(rows: list[Row]) -> None:
+    """Measure the rows that are not there yet and write them one by one."""
+    for name in MODELS:
+        model = original(name)
+        known = evidence(name, model)
+        wanted = [(budget, contender) for budget in BUDGETS for contender in known.contenders()]
+        done = {key_of(row) for row in rows}
+        wanted = [key for key in wanted if (name, *key) not in done]
+        if not wanted:
+            continue
+        batches = validation(model)
+        with torch.inference_mode():
+            reference = [predict(model, images) for images, _ in batches]
+        for budget, contender in wanted:
+            row, made = candidate(model, Compared(contender, contender, wanted=budget), budget, known)
+            if made is not None and budget == MIDDLE:
+                row = replace(row, **tried_export(made))
+            result = asdict(row) if made is None else measured(row, made, batches, reference)
+            keep(rows, {"model": name, **result})
+
+
+def measure_speed(rows: list[Row]) -> None:
+    """Time all contenders at the middle budget, side by side, and keep it with their rows."""
+    for name in MODELS:
+        model = original(name)
+        known = evidence(name, model)
+        few = validation(model)[:1]
+        given = {"scores": known.scores, "prices": known.prices, "images": known.images}
+        found = pmvit.compare(model, few, gflops=MIDDLE, runtimes=RUNTIMES, batches=(1, 16), rounds=30, **given)
+        for compared in found.rows:
+            method = compared.name if compared.name.endswith("optimized") else compared.method
+            speeds = [asdict(speed) for speed in compared.speeds]
+            kind = {"model": name, "method": method, "speeds": speeds, "environment": found.environment}
+            rows[:] = [row for row in rows if "environment" not in row or key_of(row) != key_of(kind)]
+            keep(rows, kind)
+
+
+def key_of(row: Row) -> tuple[str, float | None, str]:
+    return row["model"], row.get("wanted"), row["method"]
+
+
+def keep(rows: list[Row], row: Row) -> None:
+    rows.append(row)
+    write_text(RESULTS, json.dumps(rows, indent=1) + "\n")
+    quality = row.get("evaluation")
+    said = f"top-1 {quality['top1']:.1%}, KL {quality['kl']:.3f}" if quality else row.get("failure") or "timed"
+    print(row["model"], row["method"], row.get("wanted", ""), said, flush=True)
+
+
+def markdown(rows: list[Row]) -> str:
+    """All tables, from the measured rows alone."""
+    images = next(row["evaluation"]["images"] for row in rows if row.get("evaluation"))
+    lines = [
+        "# Methods at equal cost, without training",
+        "",
+        f"`python -m experiments.comparison` made this page: {images:,} ImageNet validation images, one a class; "
+        "calibration on 1,000 training images. Every method has the strength at which its counted GFLOPs come nearest "
+        "to the budget; one that stays more than 5 % off is not in the table. In brackets: 95 % bootstrap intervals "
+        "over images; the change of top-1 is paired with the original on the same images. Methods whose papers train "
+        "them (EViT, Evo-ViT, PS-ViT, eTPS) are shown as they are before that.",
+    ]
+    for name in MODELS:
+        own = [row for row in rows if row["model"] == name and row.get("evaluation")]
+        if own:
+            reference = own[0]["evaluation"]["reference_top1"]
+            lines += ["", f"## {name}: original {reference:.1%}", "", f"![accuracy over cost]({chart(name).name})"]
+        for budget in sorted(BUDGETS, reverse=True):
+            at = [row for row in own if row["wanted"] == budget]
+            if at:
+                lines += ["", f"### {budget} GFLOPs", "", "| method | GFLOPs | top-1 | change | agreement | KL |"]
+                lines += ["|---|---|---|---|---|---|", *map(line, sorted(at, key=lambda r: r["evaluation"]["kl"]))]
+            for row in rows:
+                if row["model"] == name and row.get("wanted") == budget and not row["evaluation"]:
+                    lines += ["", f"{row['method']} is not here: {row['failure']}."]
+        lines += speed_lines([row for row in rows if row["model"] == name], own)
+    return "\n".join(lines) + "\n"
+
+
+def line(row: Row) -> str:
+    found, ends = row["evaluation"], row["intervals"]
+    change = 100 * (found["top1"] - found["reference_top1"])
+    low, high = (100 * end for end in ends["top1_change"])
+    agreed = f"{found['agreement']:.1%} ({ends['agreement'][0]:.1%} ... {ends['agreement'][1]:.1%})"
+    kl = f"{found['kl']:.3f} ({ends['kl'][0]:.3f} ... {ends['kl'][1]:.3f})"
+    changed = f"{change:+.1f} ({low:+.1f} ... {high:+.1f})"
+    return f"| {row['method']} | {row['gflops']:.3f} | {found['top1']:.1%} | {changed} | {agreed} | {kl} |"
+
+
+def speed_lines(rows: list[Row], evaluated: list[Row]) -> list[str]:
+    """Speed-ups at the middle budget, if they were measured, and which of the methods are static graphs."""
+    exports = {row["method"]: row["exports"] for row in evaluated if row["exports"] is not None}
+    said = {True: "yes", False: "no"}
+    timed = [row for row in rows if "environment" in row]
+    if not timed:
+        listed = ", ".join(f"{method} {said[found]}" for method, found in exports.items())
+        return ["", f"A static graph for any batch size (`torch.export`): {listed}."] if exports else []
+    places = [(speed["runtime"], speed["batch"]) for speed in timed[0]["speeds"]]
+    head = " | ".join(f"{runtime}, batch {batch}" for runtime, batch in places)
+    about = ", ".join(f"{name} {value}" for name, value in timed[0]["environment"].items())
+    lines = ["", f"### Times as fast as the original at {MIDDLE} GFLOPs", "", f"{about}.", ""]
+    lines += [f"| method | {head} | exports |", f"|---|{'---|' * (len(places) + 1)}"]
+    for row in timed:
+        cells = [str(Ratio(*s["speedup"])) if s["speedup"] else "does not run" for s in row["speeds"]]
+        base = row["method"].partition(",")[0]
+        lines.append(f"| {row['method']} | {' | '.join(cells)} | {said.get(exports.get(base), '-')} |")
+    return lines
+
+
+def chart(name: str) -> Path:
+    return RESULTS.with_name(f"comparison_{name.partition('_patch')[0]}.png")
+
+
+def draw(rows: list[Row], name: str) -> None:
+    """Accuracy over GFLOPs."""
+    points = []
+    for row in rows:
+        if row["model"] == name and row.get("evaluation"):
+            known = Evaluation(**row["evaluation"])
+            points.append(Compared(row["name"], row["method"], gflops=row["gflops"], evaluation=known))
+    if points:
+        write_atomically(chart(name), Comparison(points).draw)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Methods side by side at equal cost.")
+    parser.add_argument("--speed", action="store_true", help="time them at the middle budget")
+    torch.manual_seed(0)
+    rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    (measure_speed if parser.parse_args().speed else measure)(rows)
+    for name in MODELS:
+        draw(rows, name)
+    write_text(RESULTS.with_suffix(".md"), markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

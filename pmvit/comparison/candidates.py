@@ -1,0 +1,86 @@
+"""What takes part in a comparison: each contender at a cost, or why there is none."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from torch import nn
+
+from pmvit.comparison.table import Compared
+from pmvit.comparison.weights import prune_weights
+from pmvit.compress import compress
+from pmvit.cost import flops
+from pmvit.errors import PmvitError
+from pmvit.methods import METHODS, apply
+from pmvit.methods.budget import nearest
+from pmvit.planning import plan
+from pmvit.pricing import Prices
+from pmvit.scoring import Scores
+
+OURS = ("prune-merge", "measured")  # plans from scores and from prices
+WEIGHTS = {"magnitude-pruning": "magnitude", "taylor-pruning": "taylor"}
+FAR = 0.05  # what a method may be off a cost, for the steps it goes in; farther off, it cannot be compared there
+Candidate = tuple[Compared, nn.Module | None]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What contenders may know of a model and its images.
+
+    Attributes:
+        scores: What `prune-merge` plans with.
+        prices: What `measured` plans with.
+        images: A loader, for methods that look at images, and for the gradients of `taylor-pruning`.
+    """
+
+    scores: Scores | None = None
+    prices: Prices | None = None
+    images: Iterable[Any] | None = None
+
+    def contenders(self) -> list[str]:
+        """All that need no training and for which there is all that they need."""
+        ours = [name for name, found in zip(OURS, (self.scores, self.prices), strict=True) if found is not None]
+        has_images = self.images is not None
+        others = [name for name, kind in METHODS.items() if not kind.learns and (has_images or not kind.looks)]
+        weights = [name for name, kind in WEIGHTS.items() if has_images or kind != "taylor"]
+        return [*ours, *others, *(weights if find_spec("torch_pruning") is not None else [])]
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise `PmvitError` for a contender that there is not."""
+    known = [*OURS, *METHODS, *WEIGHTS]
+    if unknown := [name for name in names if name not in known]:
+        raise PmvitError(f"expected one of the methods {', '.join(known)}; got {unknown[0]!r}")
+
+
+def counted(row: Compared, model: nn.Module) -> Candidate:
+    """A model beside its row, which says what it costs."""
+    cost = flops(model)
+    return replace(row, gflops=cost.gflops, parameters=cost.parameters), model
+
+
+def candidate(model: nn.Module, row: Compared, budget: float, evidence: Evidence) -> Candidate:
+    """What a row asks for at a cost, or why there is none."""
+    try:
+        return counted(*_made(model, row, budget, evidence))
+    except PmvitError as error:
+        return replace(row, failure=str(error)), None
+
+
+def _made(model: nn.Module, row: Compared, budget: float, evidence: Evidence) -> tuple[Compared, nn.Module]:
+    if row.method in OURS:
+        source = evidence.scores if row.method == OURS[0] else evidence.prices
+        if source is None:
+            raise PmvitError(f"it needs {'scores' if row.method == OURS[0] else 'prices'}")
+        made = plan(source, gflops=budget)
+        return replace(row, options=made.made_by.get("plan", {})), compress(model, made)
+    if row.method in WEIGHTS:
+        importance: Any = WEIGHTS[row.method]
+        small, ratio = prune_weights(model, budget, importance, evidence.images)
+        return replace(row, options={"importance": importance, "ratio": ratio}), small
+    kind = METHODS[row.method]
+    method, reached = nearest(model, kind, budget, data=evidence.images if kind.looks else None)
+    if abs(reached - budget) > FAR * budget:
+        raise PmvitError(f"the nearest that it comes to {budget:.4g} GFLOPs is {reached:.4g}")
+    return replace(row, options=method.describe()["options"]), apply(model, method)

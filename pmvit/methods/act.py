@@ -1,0 +1,131 @@
+"""ACT (Adaptive Clustering Transformer; Zheng et al., BMVC 2021, arXiv:2011.09315), written from the paper.
+
+All tokens stay, and all are keys; it is the queries that become fewer. In every head, queries that are near each other
+share a bucket of a locality sensitive hash, h(q) = floor(a q / width) for a few random directions a (E2LSH); the mean
+of a bucket is its *prototype*. Prototypes attend to all keys, and what one finds is handed to every query of its
+bucket: O(N K) in place of O(N^2), without training. Here buckets get, for each image and head, the least width at
+which there are no more than a given number of them, so that the cost is the same for every image.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pmvit.data.seeding import seed_for
+from pmvit.errors import PmvitError
+from pmvit.methods.attention import finish, mlp_update
+from pmvit.methods.base import Host, Method, MethodBlock, register
+
+STEPS = 7  # halvings of the range of widths
+FINEST = 6.0  # of that range: the smallest width, as a power of two below the largest
+
+A = TypeVar("A", bound="Act")
+
+
+def buckets_of(projected: Tensor, cells: Tensor, mixers: Tensor) -> tuple[Tensor, Tensor]:
+    """The bucket of each of (..., queries, directions) with so many cells (..., 1, 1) to the widest direction, numbered
+    from 0; and how many there are."""
+    low, high = projected.amin(-2, keepdim=True), projected.amax(-2, keepdim=True)
+    widest = (high - low).amax(-1, keepdim=True).clamp_min(1e-12)
+    places = ((projected - low) / widest * (1 - 1e-6) * cells).floor().long()
+    codes, order = (places * mixers).sum(-1).sort(dim=-1)  # queries of a bucket are next to each other now
+    numbers = F.pad((codes[..., 1:] != codes[..., :-1]).long().cumsum(-1), (1, 0))
+    return torch.zeros_like(numbers).scatter(-1, order, numbers), numbers[..., -1] + 1
+
+
+def cluster(queries: Tensor, directions: Tensor, mixers: Tensor, most: int) -> Tensor:
+    """The bucket of each of (batch, heads, queries, width), fewer than `most`, at the least width that allows it."""
+    projected = queries @ directions
+    low = projected.new_zeros(*projected.shape[:2], 1, 1)  # one cell: a single bucket
+    high = low + FINEST
+    found = torch.zeros_like(projected[..., 0], dtype=torch.long)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        buckets, count = buckets_of(projected, middle.exp2(), mixers)
+        fits = (count <= most)[..., None]
+        found = torch.where(fits, buckets, found)
+        low, high = torch.where(fits[..., None], middle, low), torch.where(fits[..., None], high, middle)
+    return found
+
+
+def prototypes_of(queries: Tensor, buckets: Tensor, number: int) -> Tensor:
+    """The mean of the queries of each bucket, (batch, heads, number, width); 0 where there is none."""
+    index = buckets[..., None]
+    sums = queries.new_zeros(*queries.shape[:2], number, queries.shape[-1])
+    sums = sums.scatter_add(2, index.expand_as(queries), queries)
+    counts = queries.new_zeros(*queries.shape[:2], number, 1)
+    counts = counts.scatter_add(2, index, torch.ones_like(queries[..., :1]))
+    return sums / counts.clamp_min(1)
+
+
+class ActBlock(MethodBlock):
+    """A block whose patches attend as prototypes; prefix tokens attend for themselves."""
+
+    directions: Tensor
+    mixers: Tensor
+
+    def __init__(self, block: Host, prototypes: int, hashes: int, num_prefix: int, seed: int) -> None:
+        super().__init__(block)
+        self.prototypes = prototypes
+        self.num_prefix = num_prefix
+        generator = torch.Generator().manual_seed(seed)
+        directions = torch.randn(block.attn.head_dim, hashes, generator=generator)
+        mixers = torch.randint(1, 2**31, (hashes,), generator=generator)  # tell buckets apart by one number
+        self.register_buffer("directions", directions, persistent=False)
+        self.register_buffer("mixers", mixers, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        attention: Host = self.block.attn
+        batch, count, _ = tokens.shape
+        qkv = attention.qkv(self.block.norm1(tokens))  # type: ignore[operator]  # a module
+        qkv = qkv.reshape(batch, count, 3, attention.num_heads, attention.head_dim)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key = attention.q_norm(query), attention.k_norm(key)
+        prefix, patches = query.tensor_split([self.num_prefix], dim=2)
+        with torch.no_grad():
+            buckets = cluster(patches, self.directions.to(patches), self.mixers, self.prototypes)
+        asked = torch.cat([prefix, prototypes_of(patches, buckets, self.prototypes)], dim=2)
+        dropout = attention.attn_drop.p if attention.training else 0.0
+        answered = F.scaled_dot_product_attention(asked, key, value, dropout_p=dropout)
+        own, shared = answered.tensor_split([self.num_prefix], dim=2)
+        back = shared.gather(2, buckets[..., None].expand(-1, -1, -1, shared.shape[-1]))
+        tokens = tokens + finish(self.block, torch.cat([own, back], dim=2))
+        return tokens + mlp_update(self.block, tokens)
+
+
+@register
+@dataclass(frozen=True)
+class Act(Method):
+    """Attention of clustered queries.
+
+    Attributes:
+        prototypes: How many queries may stand for the patches in each head.
+        hashes: Random directions that the buckets are made by.
+        seed: Of the directions.
+    """
+
+    name = "act"
+    title = "ACT"
+    gives_all_tokens = True
+
+    prototypes: int
+    hashes: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prototypes < 1 or self.hashes < 1:
+            raise PmvitError(f"expected prototypes and hashes of 1 and more; got {self.prototypes} and {self.hashes}")
+
+    @classmethod
+    def at(cls: type[A], strength: float, encoder: Host, **options: Any) -> A:
+        return cls(max(round((1 - strength) * encoder.patch_embed.num_patches), 1), **options)
+
+    def wrap(self, encoder: Host, *, dense: bool) -> None:
+        if self.prototypes >= encoder.patch_embed.num_patches:
+            return
+        for number, block in enumerate(encoder.blocks):
+            seed = seed_for(self.seed, number)
+            encoder.blocks[number] = ActBlock(block, self.prototypes, self.hashes, encoder.num_prefix_tokens, seed)

@@ -1,0 +1,177 @@
+"""IA-RED2 (Interpretability-Aware Redundancy Reduction; Pan et al., NeurIPS 2021, arXiv:2106.12620), from the paper.
+
+The blocks form groups, and before each group a *multi-head interpreter* says how informative each patch token x is, by
+its products with a learned policy token p: the mean over heads of sigmoid(F_q(x) F_k(p)). Tokens below one half are
+dropped. Decisions are learned as a policy by REINFORCE: for each image they are drawn, u ~ Bernoulli(I); the reward is
+1 - (kept / all)^2 if the prediction is right, and -penalty if not; and what counts is how much more it is than the
+reward of the sure decisions, I >= 1/2 (self-critical baseline). While training, dropped tokens are masked in attention.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pmvit.errors import PmvitError
+from pmvit.methods.attention import attend, best, mlp_update, take
+from pmvit.methods.base import Host, MethodBlock, Step, register
+from pmvit.methods.dynamic_vit import Decided, attention_mask
+from pmvit.methods.staged import Staged, kept
+from pmvit.outputs import predict
+
+SURE = 0.5  # the score from which on a token is kept by the sure decisions
+
+
+class Interpreter(nn.Module):
+    """How informative (batch, tokens, width) patch tokens are, (batch, tokens), from 0 to 1."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.policy = nn.Parameter(0.02 * torch.randn(width))
+
+    def forward(self, patches: Tensor) -> Tensor:
+        queries = self.query(self.norm(patches)).unflatten(-1, (self.heads, -1))
+        key = self.key(self.policy).unflatten(-1, (self.heads, -1))
+        scores: Tensor = (queries * key).sum(-1).sigmoid().mean(-1)
+        return scores
+
+
+class Drawn(NamedTuple):
+    """Decisions of a pass while training: the share of all patches that is kept, and the mean log-probability of the
+    decisions on those that were there, both (batch,)."""
+
+    share: Tensor
+    log_probability: Tensor
+
+
+class InterpretedBlock(MethodBlock):
+    """A block on what is kept; the first one of a group asks its interpreter."""
+
+    def __init__(self, block: Host, method: "IaRed2", is_first: bool, num_prefix: int, is_last: bool) -> None:
+        super().__init__(block)
+        self.options = method
+        self.num_prefix = num_prefix
+        self.is_last = is_last
+        self.interpreter = Interpreter(block.norm1.weight.shape[0], block.attn.num_heads) if is_first else None
+        self.is_sure = False
+        self.drawn: Drawn | None = None
+
+    def forward(self, state: Tensor | Decided) -> Tensor | Decided:
+        tokens, is_kept = state if isinstance(state, tuple) else (state, None)
+        if self.training:
+            is_kept = tokens.new_ones(*tokens[:, self.num_prefix :, :1].shape) if is_kept is None else is_kept
+            is_kept = is_kept if self.interpreter is None else self._decide(tokens, is_kept)
+        elif self.interpreter is not None:
+            tokens, is_kept = self._drop(self.interpreter, tokens, is_kept)
+        mask = None if is_kept is None else attention_mask(is_kept, self.num_prefix)
+        tokens = tokens + attend(self.block, tokens, mask=mask).update
+        tokens = tokens + mlp_update(self.block, tokens)
+        return tokens if self.is_last or is_kept is None else Decided(tokens, is_kept)
+
+    def _decide(self, tokens: Tensor, is_kept: Tensor) -> Tensor:
+        """Draw what is kept of what is there, (batch, patches, 1)."""
+        if self.interpreter is None:
+            return is_kept
+        scores = self.interpreter(tokens[:, self.num_prefix :].detach()).clamp(1e-4, 1 - 1e-4)
+        decisions = (scores >= SURE if self.is_sure else torch.rand_like(scores) < scores).to(tokens.dtype)
+        there = is_kept.squeeze(-1)
+        logs = torch.where(decisions > 0, scores.log(), (1 - scores).log())
+        left: Tensor = there * decisions
+        self.drawn = Drawn(left.mean(1).detach(), (logs * there).sum(1) / there.sum(1).clamp_min(1))
+        return left[..., None]
+
+    def _drop(self, interpreter: Interpreter, tokens: Tensor, is_kept: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The tokens without those that are dropped; with a threshold, and which of them count in each image."""
+        prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
+        scores = interpreter(patches)
+        if is_kept is not None:
+            scores = scores.masked_fill(is_kept.squeeze(-1) == 0, -1.0)
+        number = kept(self.options.keep, patches.shape[1])
+        threshold = self.options.threshold
+        if threshold is not None:
+            number = min(number, max(int((scores >= threshold).sum(1).max()), 1))
+        chosen, _ = best(scores, number)
+        tokens = torch.cat([prefix, take(patches, chosen)], dim=1)
+        if threshold is None:
+            return tokens, None
+        return tokens, (scores.gather(1, chosen) >= threshold).to(tokens.dtype)[..., None]
+
+
+@contextmanager
+def sure_decisions(blocks: list[InterpretedBlock]) -> Iterator[None]:
+    """Let interpreters decide by their scores alone, without chance."""
+    for block in blocks:
+        block.is_sure = True
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block.is_sure = False
+
+
+def reward(share: Tensor, is_right: Tensor, penalty: float) -> Tensor:
+    """Of keeping a share of the patches: the fewer, the more, but a loss if the prediction is wrong."""
+    return torch.where(is_right, 1 - share.square(), torch.full_like(share, -penalty))
+
+
+@register
+@dataclass(frozen=True)
+class IaRed2(Staged):
+    """Pruning by interpreters that learn a policy.
+
+    Attributes:
+        threshold: Keep, of the share, tokens with at least this score alone, the paper's 0.5: images differ in what
+            they cost then. If not given, every image keeps the share.
+        penalty: For a wrong prediction.
+        policy_weight: Of the policy's loss.
+    """
+
+    name = "ia-red2"
+    title = "IA-RED2"
+    needs_class_token = True
+    learns = True
+    depths = (0.0, 1 / 3, 2 / 3)
+
+    threshold: float | None = None
+    penalty: float = 0.5
+    policy_weight: float = 1.0
+
+    def extra_loss(self, model: nn.Module, step: Step | None) -> Tensor | None:
+        """Minus the log-probability of what was drawn, weighted by its advantage over the sure decisions."""
+        blocks = [block for block in model.modules() if isinstance(block, InterpretedBlock) and block.interpreter]
+        drawn = [block.drawn for block in blocks]
+        if step is None or None in drawn:
+            return None
+        with torch.no_grad(), sure_decisions(blocks):
+            sure_logits = predict(model, step.images)
+        sure = [block.drawn for block in blocks]
+        rights = [logits.argmax(-1) == step.wanted for logits in (step.logits, sure_logits)]
+        losses = []
+        for taken, baseline, block in zip(drawn, sure, blocks, strict=True):
+            block.drawn = None
+            if taken is not None and baseline is not None:
+                rewards = [reward(d.share, r, self.penalty) for d, r in zip((taken, baseline), rights, strict=True)]
+                losses.append(-((rewards[0] - rewards[1]) * taken.log_probability).mean())
+        return self.policy_weight * torch.stack(losses).sum()
+
+    def wrap(self, encoder: Host, *, dense: bool) -> None:
+        if encoder.global_pool != "token":
+            raise PmvitError(
+                f"{self.name} needs a model that reads the class token alone, as dropped tokens stay while training; "
+                f"this one has global_pool={encoder.global_pool!r}"
+            )
+        if self.keep == 1 and self.threshold is None:
+            return
+        depth = len(encoder.blocks)
+        stages = self.stages(depth)
+        for number in range(stages[0], depth):
+            encoder.blocks[number] = InterpretedBlock(
+                encoder.blocks[number], self, number in stages, encoder.num_prefix_tokens, number == depth - 1
+            )
