@@ -8,6 +8,7 @@ every extra can be resolved beside the rest.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the wheel, not this folder
 CONSTRAINTS = ["--constraint", str(ROOT / "constraints.txt")]
 NEEDED = ("pmvit/py.typed", "pmvit/data/demo/vit.safetensors", "pmvit/data/demo/images.safetensors")
 UNWANTED = ("__pycache__", ".pyc", "tests/", ".git")
@@ -46,7 +48,7 @@ NEEDS_EXTRA = {
 def run(command: Sequence[object], folder: Path = ROOT) -> None:
     """Run a command that has to succeed."""
     words = [str(word) for word in command]
-    result = subprocess.run(words, text=True, capture_output=True, check=False, cwd=folder)
+    result = subprocess.run(words, text=True, capture_output=True, check=False, cwd=folder, env=CLEAN)
     if result.returncode != 0:
         sys.exit(f"{' '.join(words)}\n{result.stdout}{result.stderr}")
 
@@ -109,7 +111,7 @@ def check_without_extras(wheel: Path, folder: Path) -> None:
     (folder / "images" / "shard-000.tar").touch()
     for extra, words in NEEDS_EXTRA.items():
         filled = [word.format(model=folder / "model", folder=folder / "images") for word in words]
-        result = subprocess.run([pmvit, *filled], text=True, capture_output=True, check=False, cwd=folder)
+        result = subprocess.run([pmvit, *filled], text=True, capture_output=True, check=False, cwd=folder, env=CLEAN)
         said = result.stderr.strip()
         if result.returncode != 1 or f"pip install 'pmvit[{extra}]'" not in said or "\n" in said:
             sys.exit(f"pmvit {' '.join(filled)}: expected one line that names the extra {extra}; got\n{said}")

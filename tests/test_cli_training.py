@@ -140,10 +140,10 @@ def test_calibrate_goes_on_and_needs_no_labels(start: Path, tmp_path: Path) -> N
         (folder / path.name).write_bytes(path.read_bytes())
     command = ["calibrate", start / "small", "--data", folder, "-o", tmp_path / "out", "--batch-size", 4, "--epochs", 2]
     command += ["--epoch-images", 8, "--workers", 0, "--json"]
-    first = pmvit_command(*command)
+    first = pmvit_here(*command)
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)["steps"] == 4
-    assert json.loads(pmvit_command(*command).stdout) == json.loads(first.stdout)
+    assert json.loads(pmvit_here(*command).stdout) == json.loads(first.stdout)
     assert not same(read_tensors(tmp_path / "out/model.safetensors"), read_tensors(start / "small/model.safetensors"))
-    refused = pmvit_command("calibrate", start / "small", "--data", folder, "-o", start / "small")
+    refused = pmvit_here("calibrate", start / "small", "--data", folder, "-o", start / "small")
     assert "would overwrite the one it is made of" in refused.stderr
