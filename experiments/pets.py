@@ -143,9 +143,9 @@ def measured_before(names: Mapping[str, str], keep: float = 0.6) -> str:
             [shown, f"{row['top1']:.1%} ± {row['top1_error']:.1%}", f"{row['agreement']:.1%}", f"{row['kl']:.3f}"]
         )
     return (
-        f"## Oxford Pets, ViT-Tiny/16, keep {keep}, tuned for {EPOCHS} epochs\n\nMeasured by `python -m experiments.pets` on "
-        f"{rows['original']['images']:,} test images, one run each; behind ± the standard error.\n\n"
-        + table(["", "top-1", "agreement", "KL"], lines)
+        f"## Oxford Pets, ViT-Tiny/16, keep {keep}, tuned for {EPOCHS} epochs\n\n"
+        f"Measured by `python -m experiments.pets` on {rows['original']['images']:,} test images, one run each; "
+        "behind ± the standard error.\n\n" + table(["", "top-1", "agreement", "KL"], lines)
     )
 
 

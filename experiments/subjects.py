@@ -1,7 +1,7 @@
 """What the experiments measure: classifiers with their images; what is slow is made when it is first asked for."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cache, cached_property
 from itertools import islice
@@ -37,7 +37,7 @@ class Subject:
 
     def __init__(self) -> None:
         self._scores: dict[str, pmvit.Scores] = {}
-        self._tuned: dict[str, Row] = {}
+        self._measured: dict[str, Row] = {}
 
     def scored_images(self) -> Any:
         """Training images to score, in batches."""
@@ -82,7 +82,14 @@ class Subject:
 
     def add(self, rows: Rows, variant: str, plan: Options, score: Options | None = None) -> None:
         """Measure a variant that is not tuned."""
-        rows.add(self.key(variant), lambda: self.measure(self.compressed(plan, score)))
+        recipe = json.dumps([plan, score or {}], sort_keys=True)
+        rows.add(self.key(variant), lambda: self._once(recipe, lambda: self.compressed(plan, score)))
+
+    def _once(self, recipe: str, make: Callable[[], nn.Module]) -> Row:
+        """Measure what several experiments have in common once."""
+        if recipe not in self._measured:
+            self._measured[recipe] = self.measure(make())
+        return self._measured[recipe]
 
     def training(self, crop: bool) -> Any:
         """What `finetune` is shown, with random crops or without."""
@@ -94,18 +101,16 @@ class Subject:
     def add_tuned(
         self, rows: Rows, variant: str, plan: Options, tuning: Options, seed: int, crop: bool = False
     ) -> None:
-        """Measure a variant that is tuned, with this seed; one that several tables have is tuned once."""
+        """Measure a variant that is tuned, with this seed."""
         config = replace(self.recipe(crop), seed=seed, **tuning)
-        recipe = json.dumps([plan, asdict(config), crop])
+        recipe = json.dumps([plan, asdict(config), crop], sort_keys=True)
 
-        def tuned() -> Row:
-            if recipe not in self._tuned:
-                model = self.compressed(plan)
-                pmvit.finetune(model, teacher=self.model, train=self.training(crop), config=config)
-                self._tuned[recipe] = self.measure(model)
-            return self._tuned[recipe]
+        def tuned() -> nn.Module:
+            model = self.compressed(plan)
+            pmvit.finetune(model, teacher=self.model, train=self.training(crop), config=config)
+            return model
 
-        rows.add(self.key(variant, seed), tuned)
+        rows.add(self.key(variant, seed), lambda: self._once(recipe, tuned))
 
 
 class FolderSubject(Subject):

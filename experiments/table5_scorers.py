@@ -28,7 +28,8 @@ def measure(rows: Rows, settings: Settings) -> None:
     for subject in untuned_subjects(settings):
         subject.add_original(rows)
         for variant in PAPER:
-            subject.add(rows, variant, {**AT, **PAPERS_PLAN}, {"scorer": variant.strip("`")})
+            score = {} if variant == OURS else {"scorer": variant.strip("`")}
+            subject.add(rows, variant, {**AT, **PAPERS_PLAN}, score)
 
 
 def markdown(rows: list[Row]) -> str:

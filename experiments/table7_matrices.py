@@ -16,8 +16,8 @@ PAPER = {  # to the original: DeiT-Tiny (72.2), DeiT-Small (79.8), tuned for 60 
     OURS: "71.6 (-0.6), 79.6 (-0.2)",
 }
 TEXT = f"""The default plan, keep 0.6, prune 0.1, **tuned on the package's small demo**; M and R learn in no epoch, in
-all, or in the first two thirds. The paper's figures are those of DeiT-Tiny and DeiT-Small after 60 epochs on ImageNet.
-{INTERVALS}"""
+all, or in the first two thirds. The paper's figures are those of DeiT-Tiny and DeiT-Small after 60 epochs on
+ImageNet. {INTERVALS}"""
 
 
 def measure(rows: Rows, settings: Settings) -> None:

@@ -19,9 +19,9 @@ PAPER = {  # top-1, DeiT-Tiny at keep 0.7 tuned for 60 epochs, iterations of 256
     "250 images, by batch": "as above",
 }
 TEXT = f"""The paper's plan, keep 0.6, prune 0.1, **nothing tuned**, with scores from few batches of {BATCH_SIZE}
-training images. *By image*, our default, takes the absolute value of Eq. 9 for each image; *by batch*, as the paper's code
-does, of the mean over a batch, in which images cancel each other. The paper's figures: DeiT-Tiny (original 72.2) after 60
-epochs on ImageNet, scores by batch, with 1, 100, 300, 500 and 2,000 batches of 256. {INTERVALS}"""
+training images. *By image*, our default, takes the absolute value of Eq. 9 for each image; *by batch*, as the paper's
+code does, of the mean over a batch, in which images cancel each other. The paper's figures: DeiT-Tiny (original 72.2)
+after 60 epochs on ImageNet, scores by batch, with 1, 100, 300, 500 and 2,000 batches of 256. {INTERVALS}"""
 
 
 def measure(rows: Rows, settings: Settings) -> None:

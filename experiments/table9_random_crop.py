@@ -13,8 +13,8 @@ PAPER = {  # DeiT-Tiny (original 72.2), Segmenter ViT-L (51.8)
     CROPPED: "71.9 (-0.3), mIoU 51.6 (-0.2)",
 }
 TEXT = f"""The default plan, keep 0.6, prune 0.1, **tuned on the package's small demo** with whole images, and with
-squares of {CROP_SCALE[0]:.0%} to all of each image at random places, resized. The paper's figures are those of DeiT-Tiny on
-ImageNet and of Segmenter ViT-L/16 on ADE20K. {INTERVALS}"""
+squares of {CROP_SCALE[0]:.0%} to all of each image at random places, resized. The paper's figures are those of
+DeiT-Tiny on ImageNet and of Segmenter ViT-L/16 on ADE20K. {INTERVALS}"""
 
 
 def measure(rows: Rows, settings: Settings) -> None:
