@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench experiments clean
 
 setup: $(READY)
 
@@ -33,6 +33,10 @@ test: setup lint
 bench: setup
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.deployment
+
+# Every table and figure of the paper, on what PMVIT_DATA names; measures only what is missing. Options: ARGS="--data ...".
+experiments: setup
+	$(BIN)/python -m experiments $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo-output dist .mypy_cache .ruff_cache .pytest_cache
