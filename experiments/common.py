@@ -20,7 +20,6 @@ FOLDER = Path(__file__).parent
 RESAMPLES = 2000
 SEED = 0  # of the order of images, of random scores and of the resampling
 ORIGINAL = "original"
-NUMBERS = ("correct", "agrees", "kl")  # what a row may have for each image
 
 Row = dict[str, Any]
 
@@ -129,13 +128,19 @@ def interval(values: Tensor) -> Interval:
     The interval of a difference is that of the differences, image by image: `interval(ours - others)`.
     """
     values = values.double().reshape(-1, values.shape[-1])
-    generator = torch.Generator().manual_seed(SEED)
     num_seeds, num_images = values.shape
-    seeds = torch.randint(num_seeds, (RESAMPLES, num_seeds, 1), generator=generator)
-    images = torch.randint(num_images, (RESAMPLES, 1, num_images), generator=generator)
-    means = torch.stack([values[of, at].mean() for of, at in zip(seeds, images, strict=True)])
-    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    of_seeds = values[:, _drawn(num_images, num_images)].mean(2)
+    means = of_seeds.gather(0, _drawn(num_seeds, num_seeds).T).mean(0)
+    bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    low, high = means.quantile(bounds, interpolation="nearest").tolist()
     return Interval(values.mean().item(), low, high)
+
+
+@cache
+def _drawn(among: int, count: int) -> Tensor:
+    """Which of some are drawn in each resampling: (resamplings, count)."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randint(among, (RESAMPLES, count), generator=generator)
 
 
 def bits(values: Tensor) -> str:

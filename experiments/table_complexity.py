@@ -20,9 +20,9 @@ KEEPS = (0.8, 0.7, 0.6)
 TEXT = """Counted on the graph that runs, with as many tokens kept in every block and 0.1 of them pruned. *Group* is
 the form that merges by sums over each group, one weight of M and one of R a token, the default; *dense* writes M and
 R out, as the paper's code does. The paper does not say at which keep it counts. *6 N D* is its own formula for one
-block, N the tokens before merging and D the width: its FLOPs of the module are those of one block of twelve (its per
-cent, too, are of nothing we can find: 0.45 M are 0.01 % of 4.68 G). Its parameters are those of one block's dense
-matrices at keep 0.8."""
+block, N the tokens before merging and D the width: what it prints as FLOPs of the module is that of one block, not of
+all twelve. What it prints as parameters is close to the dense matrices of one block at keep 0.8. Its last share does
+not follow from its figures: 0.45 M are 0.01 % of 4.68 G."""
 
 
 def measure(rows: Rows, settings: Settings) -> None:
