@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -192,11 +193,11 @@ def _comparison(subject: str, found: Mapping[str, list[Row]], paper: Mapping[str
     for variant in [name for name in paper if name in found]:
         rows = found[variant]
         base = {row["key"]["seed"]: row for row in found[against]}
-        paired = [row for row in rows if row["key"]["seed"] in base] if len(rows) > 1 else rows
-        others = [base.get(row["key"]["seed"], found[against][0]) for row in paired]
+        paired = [row for row in rows if row["key"]["seed"] in base]
+        others = [base[row["key"]["seed"]] for row in paired]
         correct, kl = numbers(rows, "correct"), numbers(rows, "kl")
         differences = ["-", "-"]
-        if variant != against:
+        if variant != against and paired:
             better = numbers(paired, "correct") - numbers(others, "correct")
             farther = numbers(paired, "kl") - numbers(others, "kl")
             differences = [interval(better).shown("+.1f", 100), interval(farther).shown("+.3f")]
@@ -225,7 +226,10 @@ def run(
 ) -> None:
     """Measure what is missing, and write the page."""
     settings = read_settings(arguments)
-    rows = Rows(settings.output / f"{name}.json")
-    measure(rows, settings)
+    try:
+        rows = Rows(settings.output / f"{name}.json")
+        measure(rows, settings)
+    except PmvitError as error:
+        sys.exit(f"{name}: {error}")
     write_text(rows.path.with_suffix(".md"), markdown(rows.rows))
     print(f"{name}: {len(rows.rows)} rows, {rows.added} of them measured now", flush=True)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cache, cached_property
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class Subject:
     title: str
     model: nn.Module
     batches: Batches
+    runs: Path | None = None  # where tunings are checkpointed, if they take long
 
     def __init__(self) -> None:
         self._scores: dict[str, pmvit.Scores] = {}
@@ -107,7 +109,9 @@ class Subject:
 
         def tuned() -> nn.Module:
             model = self.compressed(plan)
-            pmvit.finetune(model, teacher=self.model, train=self.training(crop), config=config)
+            output = None if self.runs is None else self.runs / sha256((self.title + recipe).encode()).hexdigest()[:12]
+            data = self.training(crop)
+            pmvit.finetune(model, teacher=self.model, train=data, config=config, output=output, resume=bool(output))
             return model
 
         rows.add(self.key(variant, seed), lambda: self._once(recipe, tuned))
@@ -115,6 +119,8 @@ class Subject:
 
 class FolderSubject(Subject):
     """A timm model and a folder with `train` and `val`."""
+
+    runs = Path("runs/experiments")
 
     def __init__(self, name: str, data: Path, settings: Settings, stage: str) -> None:
         super().__init__()
@@ -138,6 +144,8 @@ class FolderSubject(Subject):
         return self._first("train", self.settings.scored)
 
     def _first(self, half: str, count: int) -> Batches:
+        if count < 1 or count % BATCH_SIZE:
+            raise pmvit.PmvitError(f"expected a number of images in batches of {BATCH_SIZE}, got {count}")
         options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": SEED, "workers": 0}
         return list(islice(open_loader(self.model, self.data / half, **options), count // BATCH_SIZE))
 
