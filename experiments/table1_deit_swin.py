@@ -28,10 +28,10 @@ SPEEDS = (
     ("Swin-Tiny", 0.7, "1.34x"),
 )
 TUNED = {"keep 0.7, prune 0.1": "72.0 (-0.2)", "keep 0.6, prune 0.1": "71.6 (-0.6)"}
-TEXT = f"""{COUNTED} Speed: eager PyTorch on two CPU threads, as [measured](../benchmarks/deployment.md) by `python -m
-benchmarks.deployment`; the paper's is that of a V100. Accuracy: the paper's figures are after 60 epochs on ImageNet
-(DeiT-Small 79.8 -> 79.8 at 0.7, 79.6 at 0.6; Swin-Tiny 81.2 -> 80.2); ours are of DeiT-Tiny with the paper's plan,
-**nothing tuned**, from [Fig. 4](figure4_threshold.md). {INTERVALS}"""
+TEXT = f"""{COUNTED} Speed: eager PyTorch on two CPU threads, as [measured](../benchmarks/deployment.md) before; the
+paper's is that of a V100. Accuracy: the paper's figures are after 60 epochs on ImageNet (DeiT-Small 79.8 -> 79.8 at
+0.7, 79.6 at 0.6; Swin-Tiny 81.2 -> 80.2); ours are of DeiT-Tiny with the paper's plan, **nothing tuned**, from
+[Fig. 4](figure4_threshold.md). {INTERVALS}"""
 
 
 def measure(rows: Rows, settings: Settings) -> None:
