@@ -188,7 +188,7 @@ def comparisons(rows: Sequence[Row], paper: Mapping[str, str], against: str) -> 
 
 def _comparison(subject: str, found: Mapping[str, list[Row]], paper: Mapping[str, str], against: str) -> str:
     original = numbers(found[ORIGINAL], "correct")
-    titles = ["", "the paper's", "GFLOPs", "top-1", "to the original", f"to {against}", "KL", f"KL to {against}'s"]
+    titles = ["", "the paper's", "GFLOPs", "top-1", "to the original", f"to {against}", "KL", "KL, to the same"]
     lines = []
     for variant in [name for name in paper if name in found]:
         rows = found[variant]
