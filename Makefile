@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHROMIUM := { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq --yes chromium; } >/dev/null 2>&1
 
-.PHONY: setup browser demo test lint docs bench wheel clean
+.PHONY: setup browser demo test lint docs bench experiments wheel clean
 
 setup: $(READY)
 
@@ -49,6 +49,10 @@ bench: setup
 # Build wheel and sdist into dist/ and try them in an empty environment: some minutes, and downloads.
 wheel: setup
 	$(BIN)/python -m scripts.check_wheel
+
+# Every table and figure of the paper, on what PMVIT_DATA names; measures only what is missing. Options: ARGS="--data ...".
+experiments: setup
+	$(BIN)/python -m experiments $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo-output dist site .mypy_cache .ruff_cache .pytest_cache

@@ -7,32 +7,17 @@ Draws what was measured before, by `python -m experiments.pets_masks` if nothing
 "compressed", "tuned"), `gflops`, `miou`, `pixel_accuracy`, `fps`, `agreement`, and intervals (`miou_low`, `miou_high`).
 """
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pmvit
+from experiments.common import Row, read_rows
 from pmvit.files import write_text
 
 PAGE = Path(__file__).with_suffix(".md")
 MEASURED = PAGE.with_name("pets_masks.json")
 # keep, GFLOPs, mIoU of Segmenter ViT-L/16 on ADE20K; the original's mIoU is also in the paper's Table IX
 PAPER = ((None, None, 51.8), (0.8, 528, 51.9), (0.7, 456, 51.7), (0.5, 364, 50.2))
-
-Row = dict[str, Any]
-
-
-def read(path: Path) -> list[Row]:
-    if not path.is_file():
-        raise pmvit.PmvitError(f"expected measured rows in {path}; there are none: python -m experiments.pets_masks")
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise pmvit.PmvitError(f"{path}: expected a JSON list of rows, got something else ({error})") from None
-    if not isinstance(rows, list):
-        raise pmvit.PmvitError(f"{path}: expected a JSON list of rows, got a {type(rows).__name__}")
-    return rows
 
 
 def cell(row: Row, key: str, form: str) -> str:
@@ -84,15 +69,14 @@ def markdown(rows: list[Row], source: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED
-    try:
-        rows = read(path)
-        pmvit.draw_tradeoff(rows, PAGE.with_suffix(".png"))
-    except pmvit.PmvitError as error:
-        sys.exit(str(error))
+def main(path: Path) -> None:
+    rows = read_rows(path)
+    pmvit.draw_tradeoff(rows, PAGE.with_suffix(".png"))
     write_text(PAGE, markdown(rows, path.name))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED)
+    except pmvit.PmvitError as error:
+        sys.exit(str(error))

@@ -11,6 +11,7 @@ selected on the test images. Takes about three hours on two cores.
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 import pmvit
+from experiments.common import read_rows, table
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_atomically, write_text
 from pmvit.loading import create_model
@@ -129,6 +131,22 @@ def markdown(rows: list[Row]) -> str:
         )
     lines += ["", "![Test accuracy after each epoch](pets.png)"]
     return "\n".join(lines) + "\n"
+
+
+def measured_before(names: Mapping[str, str], keep: float = 0.6) -> str:
+    """Some of the tuned models for the page of another experiment, by the names they have there."""
+    rows = {row["name"]: row for row in read_rows(RESULTS) if row["stage"] == "tuned" and row["keep"] in (keep, None)}
+    lines = []
+    for shown, name in {"original": "original", **names}.items():
+        row = rows[name]
+        lines.append(
+            [shown, f"{row['top1']:.1%} ± {row['top1_error']:.1%}", f"{row['agreement']:.1%}", f"{row['kl']:.3f}"]
+        )
+    return (
+        f"## Oxford Pets, ViT-Tiny/16, keep {keep}, tuned for {EPOCHS} epochs\n\n"
+        f"Measured by `python -m experiments.pets` on {rows['original']['images']:,} test images, one run each; "
+        "behind ± the standard error.\n\n" + table(["", "top-1", "agreement", "KL"], lines)
+    )
 
 
 def draw(rows: list[Row]) -> None:

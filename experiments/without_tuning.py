@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from experiments.common import Row, Rows, page, table
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_text
 from pmvit.loading import create_model
@@ -28,8 +30,7 @@ DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 RESULTS = Path(__file__).with_suffix(".json")
 MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")
 BATCH_SIZE = 50
-
-Row = dict[str, Any]
+NUMBERS = ("GFLOPs", "share", "top-1", "agreement", "KL")
 
 
 def configurations() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
@@ -57,6 +58,26 @@ def loader(model: nn.Module, half: str, **options: Any) -> FolderLoader:
     return image_folder(DATA / "imagenet" / half, config, num_classes=1000, batch_size=BATCH_SIZE, **options)
 
 
+class Subject:
+    """One model and its validation images; the original's logits are computed once."""
+
+    def __init__(self, name: str) -> None:
+        self.model = create_model(name, DATA / "weights" / f"{name}.safetensors")
+        self.batches = list(loader(self.model, "val"))
+        self.original = Original(self.model, self.batches)
+        self.scores: dict[str, pmvit.Scores] = {}
+
+    def measure(self, score_options: dict[str, Any], plan_options: dict[str, Any]) -> Row:
+        recipe = json.dumps(score_options)
+        if recipe not in self.scores:
+            self.scores[recipe] = pmvit.score(self.model, loader(self.model, "train", shuffle=True), **score_options)
+        small = pmvit.compress(self.model, pmvit.plan(self.scores[recipe], **plan_options))
+        result = pmvit.evaluate(small, self.batches, reference=self.original)
+        macs = pmvit.flops(small).macs
+        cost = {"gflops": macs / 1e9, "flops_share": macs / pmvit.flops(self.model).macs}
+        return {"score": score_options, "plan": plan_options, **cost, **asdict(result)}
+
+
 class Original(nn.Module):
     """The original's logits, computed once: `evaluate` asks for them batch by batch, in the same order."""
 
@@ -69,70 +90,53 @@ class Original(nn.Module):
         return self.logits[images.data_ptr()]
 
 
-def measure(rows: list[Row]) -> None:
-    """Measure the rows that are not there yet and write them one by one."""
+def measure(rows: Rows) -> None:
+    """Measure the rows that are not there yet."""
     for name in MODELS:
-        model = create_model(name, DATA / "weights" / f"{name}.safetensors")
-        batches = list(loader(model, "val"))
-        reference = Original(model, batches)
-        cost = pmvit.flops(model).macs
-        scores: dict[str, pmvit.Scores] = {}
-        for table, what, score_options, plan_options in configurations():
-            key = [name, table, what, plan_options["keep"], plan_options["prune"]]
-            if any(row["key"] == key for row in rows):
-                continue
-            recipe = json.dumps(score_options)
-            if recipe not in scores:
-                scores[recipe] = pmvit.score(model, loader(model, "train", shuffle=True), **score_options)
-            small = pmvit.compress(model, pmvit.plan(scores[recipe], **plan_options))
-            result = pmvit.evaluate(small, batches, reference=reference)
-            macs = pmvit.flops(small).macs
-            made = {"score": score_options, "plan": plan_options, "gflops": macs / 1e9, "flops_share": macs / cost}
-            rows.append({"key": key, **made, **asdict(result)})
-            write_text(RESULTS, json.dumps(rows, indent=1) + "\n")
-            print(key, f"top-1 {result.top1:.2%}, KL {result.kl:.3f}", flush=True)
+        subject = cache(partial(Subject, name))
+        for part, what, score_options, plan_options in configurations():
+            at = {"keep": plan_options["keep"], "prune": plan_options["prune"]}
+            key = {"model": name, "table": part, "what": what, **at}
+            rows.add(key, lambda: subject().measure(score_options, plan_options))  # noqa: B023  # called at once
 
 
 def markdown(rows: list[Row]) -> str:
     """Both tables, from the measured rows alone."""
-    images = rows[0]["images"]
-    lines = [
-        "# Compression without fine-tuning",
-        "",
-        "`python -m experiments.without_tuning` made this page: scores on 1,000 ImageNet training images, measured on "
-        f"{images:,} validation images. Agreement and KL are with the uncompressed model on the same images. The "
-        "standard error of a top-1 is about 1 point, but all rows see the same images: compare by agreement and KL.",
-    ]
+    text = (
+        f"Scores on 1,000 ImageNet training images, measured on {rows[0]['images']:,} validation images. Agreement and "
+        "KL are with the uncompressed model on the same images. The standard error of a top-1 is about 1 point, but "
+        "all rows see the same images: compare by agreement and KL."
+    )
+    parts = []
     for name in MODELS:
-        own = [row for row in rows if row["key"][0] == name]
-        if not own:
-            continue
-        lines += ["", f"## {name}: original {own[0]['reference_top1']:.1%}", ""]
-        lines += [
-            "| keep | prune | plan | GFLOPs | share | top-1 | agreement | KL |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        lines += [_line(row, f"{row['key'][3]} | {row['key'][4]} | {row['key'][2]}") for row in _of(own, "main")]
-        lines += ["", "One choice changed at a time, keep 0.6 and prune 0.1:", ""]
-        lines += ["| changed | GFLOPs | share | top-1 | agreement | KL |", "|---|---|---|---|---|---|"]
-        lines += [_line(row, row["key"][2]) for row in _of(own, "ablation")]
-    return "\n".join(lines) + "\n"
+        own = [row for row in rows if row["key"]["model"] == name]
+        if own:
+            plans = [[*_named(row, "keep", "prune", "what"), *_numbers(row)] for row in own if _is_in(row, "main")]
+            changes = [[*_named(row, "what"), *_numbers(row)] for row in own if _is_in(row, "ablation")]
+            parts += [f"## {name}: original {own[0]['reference_top1']:.1%}"]
+            parts += [table(["keep", "prune", "plan", *NUMBERS], plans)]
+            parts += ["One choice changed at a time, keep 0.6 and prune 0.1:", table(["changed", *NUMBERS], changes)]
+    return page("without_tuning", "Compression without fine-tuning", rows, text, *parts)
 
 
-def _of(rows: list[Row], table: str) -> list[Row]:
-    return [row for row in rows if row["key"][1] == table]
+def _is_in(row: Row, part: str) -> bool:
+    return bool(row["key"]["table"] == part)
 
 
-def _line(row: Row, start: str) -> str:
-    numbers = f"{row['gflops']:.3f} | {row['flops_share']:.1%} | {row['top1']:.1%} | {row['agreement']:.1%}"
-    return f"| {start} | {numbers} | {row['kl']:.3f} |"
+def _named(row: Row, *names: str) -> list[str]:
+    return [str(row["key"][name]) for name in names]
+
+
+def _numbers(row: Row) -> list[str]:
+    cost = [f"{row['gflops']:.3f}", f"{row['flops_share']:.1%}"]
+    return [*cost, f"{row['top1']:.1%}", f"{row['agreement']:.1%}", f"{row['kl']:.3f}"]
 
 
 def main() -> None:
     torch.manual_seed(0)
-    rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    rows = Rows(RESULTS)
     measure(rows)
-    write_text(RESULTS.with_suffix(".md"), markdown(rows))
+    write_text(RESULTS.with_suffix(".md"), markdown(rows.rows))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def test_the_papers_columns(name: str, width: int, keep: float, printed: str) ->
     ("name", "keep", "printed"), [("deit_small_patch16_224", 0.7, 3.0), ("vit_base_patch16_224", 0.8, 13.6)]
 )
 def test_cells_of_the_paper_that_its_own_formula_does_not_give(name: str, keep: float, printed: float) -> None:
-    """At these shares 12 n D^2 + 2 n^2 D alone is above the printed figure; see experiments/paper_flops.md."""
+    """At these shares 12 n D^2 + 2 n^2 D alone is above the printed figure: experiments/table1_deit_swin.md."""
     width = timm.create_model(name, depth=1).embed_dim
     tokens = 1 + keep * 196
     blocks_alone = 12 * (12 * tokens * width**2 + 2 * tokens**2 * width) / 1e9

@@ -21,6 +21,7 @@ from pmvit.compress import compression_of, save
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
 from pmvit.files import write_atomically, write_text
+from pmvit.methods import Evit, apply
 from pmvit.methods.tome import tome
 from pmvit.models import adapter_for
 from pmvit.models.adapter import Target
@@ -223,8 +224,10 @@ def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: in
         "prune and merge, optimized": optimize_for_inference(placed),
         "direct": contender("direct", placed, "eager"),
     }
-    with suppress(PmvitError):  # ToMe is not for every host
+    with suppress(PmvitError):  # these are not for every host
         models["tome, matching but not merging"] = tome(whole, 0, always_match=True)
+        patches = adapter_for(model).layouts(model)[0].num_patches
+        models["evit, fusing one token a stage"] = apply(whole, Evit(keep=1 - 1 / patches))
     makers: Makers = {name: partial(ready, model) for name, model in models.items()}
     return measure(placed, makers, ["eager"], [batch], rounds, threads, None, False, True)
 

@@ -1,0 +1,48 @@
+"""What the operations cost where nothing is compressed: the paper's Table IV.
+
+    python -m experiments.table4_overhead
+
+The same as `pmvit benchmark --overhead` on DeiT-Tiny.
+"""
+
+import pmvit
+from experiments.common import Row, Rows, Settings, page, run, table
+
+import timm  # isort: skip  # after pmvit, which lets torchvision import
+
+NAME = "table4_overhead"
+MODEL = "deit_tiny_patch16_224"
+BATCH, ROUNDS = 8, 21
+PAPER = {
+    "prune and merge": "-1.9 %",
+    "prune and merge, optimized": "-",
+    "tome, matching but not merging": "-4.2 %",
+    "evit, fusing one token a stage": "-5.1 %",
+    "direct": "-6.8 %",
+}
+TEXT = f"""DeiT-Tiny in eager PyTorch on one CPU thread, batch {BATCH}: throughput with the operations of each method
+in place and as many tokens as without, to that of the original in the same rounds; median of {ROUNDS} rounds with its
+95 % bootstrap interval. *Optimised* is after `optimize_for_inference`, which also speeds up what the method leaves
+alone. The paper measures on a V100 with batch 256."""
+
+
+def measure(rows: Rows, settings: Settings) -> None:
+    def time() -> Row:
+        result = pmvit.overhead(timm.create_model(MODEL), batch=BATCH, rounds=ROUNDS, threads=1)
+        return {"speedup": {row.contender: row.speedup for row in result.rows}}
+
+    rows.add({"model": MODEL, "batch": BATCH, "rounds": ROUNDS}, time)
+
+
+def markdown(rows: list[Row]) -> str:
+    found = rows[0]["speedup"]
+    lines = []
+    for name, printed in PAPER.items():
+        change, low, high = (f"{100 * (value - 1):+.1f}" for value in found[name])
+        lines.append([name, printed, f"{change} % [{low}, {high}]"])
+    titles = ["operations in place", "the paper's", "ours"]
+    return page(NAME, "Overhead of the operations (Table IV)", rows, TEXT, table(titles, lines))
+
+
+if __name__ == "__main__":
+    run(NAME, measure, markdown)
