@@ -18,6 +18,7 @@ PAGE = ROOT / "docs/results.md"
 FOLDERS = ("experiments", "benchmarks")
 ORDER = {
     "Classification": {
+        "experiments/comparison.md": "Side by side with other methods",
         "experiments/without_tuning.md": "Compressed, not tuned",
         "experiments/pets.md": "Compressed and tuned on Oxford Pets",
         "experiments/token_distillation.md": "Token-level distillation",
@@ -31,8 +32,15 @@ ORDER = {
         "benchmarks/results.md": "Eager PyTorch",
         "benchmarks/deployment.md": "Every runtime",
     },
+    "The paper's tables": {
+        "experiments/table1_deit_swin.md": "Table I: DeiT and Swin",
+        "experiments/table5_scorers.md": "Table V: scorers",
+        "experiments/table6_weights.md": "Table VI: weight rules",
+        "experiments/table8_iterations.md": "Table VIII: batches to score on",
+        "experiments/figure4_threshold.md": "Fig. 4: how much to prune",
+    },
     "Cost": {
-        "experiments/paper_flops.md": "FLOPs beside the paper's",
+        "experiments/table_complexity.md": "What merging and reconstructing cost",
         "experiments/segmenter_cost.md": "Segmenter ViT-L/16 at 640 x 640",
     },
 }

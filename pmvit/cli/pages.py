@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from pmvit.cli.common import app, console
-from pmvit.cli.options import DATA_HELP, MASKS_HELP, Saved, Workers
+from pmvit.cli.common import app, console, print_json
+from pmvit.cli.options import DATA_HELP, MASKS_HELP, AsJson, Saved, Workers
 
 Original = Annotated[
     str | None,
@@ -34,6 +34,7 @@ def report(
     benchmark: Annotated[Path | None, typer.Option(help="benchmark.json of `pmvit benchmark -o`.")] = None,
     comparison: Annotated[Path | None, typer.Option(help="comparison.json of `pmvit compare`.")] = None,
     workers: Workers = 2,
+    as_json: AsJson = False,
 ) -> None:
     """Write one HTML file about a compressed model: numbers, blocks to look into, curves, commands."""
     import pmvit
@@ -51,6 +52,9 @@ def report(
         comparison=comparison,
         workers=workers,
     )
+    if as_json:
+        print_json({"report": written, "bytes": written.stat().st_size})
+        return
     console.print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import threading
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,6 +37,7 @@ HEADERS = {
 }
 SECONDS_TO_SEND = 30  # a connection that is silent for longer is closed
 MOST_WAITING = 16  # images that may wait for the models at a time
+MOST_DISCARDED = 1 << 30  # bytes of a refused file that are read all the same, so that its sender reads the answer
 
 
 class Server(ThreadingHTTPServer):
@@ -129,11 +131,18 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "The length of the file is missing.")
         limits = self.server.limits
         if int(length) > limits.bytes:
+            self._discard(min(int(length), MOST_DISCARDED))
             raise RefusedError(413, f"The file is larger than {limits.megabytes:g} MB: send a smaller one.")
         try:
             return self.rfile.read(int(length))
         except TimeoutError:
             raise RefusedError(HTTPStatus.REQUEST_TIMEOUT, "The file did not arrive in time.") from None
+
+    def _discard(self, length: int) -> None:
+        """Read what a browser sends before it listens to the answer, and keep none of it."""
+        with suppress(OSError):
+            while length > 0 and (part := self.rfile.read(min(length, 1 << 20))):
+                length -= len(part)
 
 
 def _json(value: Any) -> bytes:
