@@ -9,6 +9,7 @@ it has one, it stands at the end.
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from posixpath import normpath
 
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
@@ -103,7 +104,7 @@ def _lines(text: str, path: str, there: list[str]) -> Iterator[str]:
     folder = Path(path).parent
 
     def relink(found: re.Match[str]) -> str:
-        target = str(folder / found[1])
+        target = normpath(folder / found[1])
         return f"](#{name_of(target)})" if target in there else f"](../{target})"
 
     for line in text.replace(" made this page", " made what follows").splitlines():
