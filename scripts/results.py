@@ -20,7 +20,8 @@ FOLDERS = ("experiments", "benchmarks")
 ORDER = {
     "Classification": {
         "experiments/comparison.md": "Side by side with other methods",
-        "experiments/without_tuning.md": "Compressed, not tuned",
+        "experiments/measured_planner.md": "Measured plans, not tuned",
+        "experiments/without_tuning.md": "Plans from scores, not tuned",
         "experiments/pets.md": "Compressed and tuned on Oxford Pets",
         "experiments/token_distillation.md": "Token-level distillation",
     },
@@ -35,9 +36,15 @@ ORDER = {
     },
     "The paper's tables": {
         "experiments/table1_deit_swin.md": "Table I: DeiT and Swin",
+        "experiments/table2_mae.md": "Table II: ViT-Base and others",
+        "experiments/table3_augreg.md": "Table III: AugReg, not tuned",
+        "experiments/table4_overhead.md": "Table IV: overhead of the operations",
         "experiments/table5_scorers.md": "Table V: scorers",
         "experiments/table6_weights.md": "Table VI: weight rules",
+        "experiments/table7_matrices.md": "Table VII: learnable and frozen matrices",
         "experiments/table8_iterations.md": "Table VIII: batches to score on",
+        "experiments/table9_random_crop.md": "Table IX: random crops",
+        "experiments/table10_distillation.md": "Table X: self-distillation",
         "experiments/figure4_threshold.md": "Fig. 4: how much to prune",
     },
     "Cost": {
