@@ -174,7 +174,10 @@ INTERVALS = (
 
 
 def comparisons(rows: Sequence[Row], paper: Mapping[str, str], against: str) -> list[str]:
-    """For each subject that was measured, its variants beside the paper's figures and beside one of them."""
+    """For each subject that was measured, its variants beside the paper's figures and beside one of them.
+
+    Of the seeds, those that all variants have count; the others wait until they are complete.
+    """
     parts = []
     for subject in dict.fromkeys(row["key"]["subject"] for row in rows):
         found: dict[str, list[Row]] = {}
@@ -189,17 +192,16 @@ def comparisons(rows: Sequence[Row], paper: Mapping[str, str], against: str) -> 
 def _comparison(subject: str, found: Mapping[str, list[Row]], paper: Mapping[str, str], against: str) -> str:
     original = numbers(found[ORIGINAL], "correct")
     titles = ["", "the paper's", "GFLOPs", "top-1", "to the original", f"to {against}", "KL", "KL, to the same"]
+    variants = [name for name in paper if name in found]
+    seeds = set.intersection(*({row["key"]["seed"] for row in found[name]} for name in variants))
+    of_seeds = {name: [row for row in found[name] if row["key"]["seed"] in seeds] for name in variants}
     lines = []
-    for variant in [name for name in paper if name in found]:
-        rows = found[variant]
-        base = {row["key"]["seed"]: row for row in found[against]}
-        paired = [row for row in rows if row["key"]["seed"] in base]
-        others = [base[row["key"]["seed"]] for row in paired]
+    for variant, rows in of_seeds.items():
         correct, kl = numbers(rows, "correct"), numbers(rows, "kl")
         differences = ["-", "-"]
-        if variant != against and paired:
-            better = numbers(paired, "correct") - numbers(others, "correct")
-            farther = numbers(paired, "kl") - numbers(others, "kl")
+        if variant != against:
+            better = correct - numbers(of_seeds[against], "correct")
+            farther = kl - numbers(of_seeds[against], "kl")
             differences = [interval(better).shown("+.1f", 100), interval(farther).shown("+.3f")]
         lines.append(
             [
@@ -213,8 +215,7 @@ def _comparison(subject: str, found: Mapping[str, list[Row]], paper: Mapping[str
                 differences[1],
             ]
         )
-    seeds = max(len(rows) for rows in found.values())
-    over = f", {seeds} seeds" if seeds > 1 else ""
+    over = f", {len(seeds)} seeds" if len(seeds) > 1 else ""
     return f"## {subject}: original {100 * original.mean():.1f}{over}\n\n{table(titles, lines)}"
 
 

@@ -15,9 +15,9 @@ OTHERS = (  # those of the table that timm has
 )
 CELLS = ((VIT, 1.0, 17.6), (VIT, 0.6, 10.4))
 TEXT = f"""{COUNTED} The other models are counted as timm has them (CSWin-S, 6.9 in the paper, it has not). Speed:
-eager PyTorch on one CPU thread, random weights, in turns, medians of the rounds with 95 % bootstrap intervals. The
-paper's accuracy is 83.6 -> 83.4 after 60 epochs on ImageNet; MAE's weights are not at hand, so that there is none of
-ours."""
+eager PyTorch on one CPU thread, random weights, in turns, other work beside, medians of the rounds with 95 %
+bootstrap intervals. The paper's accuracy is 83.6 -> 83.4 after 60 epochs on ImageNet; MAE's weights are not at hand,
+so that there is none of ours."""
 
 
 def measure(rows: Rows, settings: Settings) -> None:

@@ -20,10 +20,10 @@ PAPER = {
     "evit, fusing one token a stage": "-5.1 %",
     "direct": "-6.8 %",
 }
-TEXT = f"""DeiT-Tiny in eager PyTorch on one CPU thread, batch {BATCH}: throughput with the operations of each method
-in place and as many tokens as without, to that of the original in the same rounds; median of {ROUNDS} rounds with its
-95 % bootstrap interval. *Optimised* is after `optimize_for_inference`, which also speeds up what the method leaves
-alone. The paper measures on a V100 with batch 256."""
+TEXT = f"""DeiT-Tiny in eager PyTorch on one CPU thread, batch {BATCH}, other work beside: throughput with the
+operations of each method in place and as many tokens as without, to that of the original in the same rounds; median
+of {ROUNDS} rounds with its 95 % bootstrap interval. *Optimised* is after `optimize_for_inference`, which also speeds
+up what the method leaves alone. The paper measures on a V100 with batch 256."""
 
 
 def measure(rows: Rows, settings: Settings) -> None:
