@@ -22,7 +22,7 @@ from experiments.without_tuning import DATA, MODELS
 from pmvit.files import write_text
 
 RESULTS = Path(__file__).with_suffix(".json")
-PLAN = "measured, neighbours"
+PLAN = "measured"
 BEFORE, BIASES, DISTILLED = "before", "biases corrected", "calibrated"
 
 
