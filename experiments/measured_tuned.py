@@ -16,10 +16,11 @@ import torch
 import pmvit
 from experiments.paired import Row, answers, logits, lost, numbers, with_interval
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.demo import KEEP, PRUNE, TUNING, TUNING_BATCH
+from pmvit.demo import KEEP, TUNING, TUNING_BATCH
 from pmvit.files import write_text
 
 RESULTS = Path(__file__).with_suffix(".json")
+PRUNE = 0.1  # of a plan from scores
 METHODS = ("scored", "measured")
 STAGES = ("compressed", "tuned")
 

@@ -17,11 +17,12 @@ from torch import nn
 
 import pmvit
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.demo import KEEP, PRUNE, TUNING, TUNING_BATCH
+from pmvit.demo import KEEP, TUNING, TUNING_BATCH
 from pmvit.files import write_text
 from pmvit.training.loss import tapped_tokens, token_distance
 
 RESULTS = Path(__file__).with_suffix(".json")
+PRUNE = 0.1
 VARIANTS: dict[str, dict[str, Any]] = {
     "no token term": {},
     "tokens of blocks 1, 3, 5": {"token_alpha": 1.0, "token_blocks": (1, 3, 5)},

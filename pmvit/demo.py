@@ -17,31 +17,31 @@ from pmvit.evaluation import Evaluation, evaluate
 from pmvit.files import write_text
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
+from pmvit.pricing import price
 from pmvit.report.blocks import blocks_of
 from pmvit.report.gallery import DEMO
 from pmvit.report.measured import BATCHES, Measured
 from pmvit.report.page import report
 from pmvit.report.sheets import Photo, about, blocks_sheet
 from pmvit.runtime.timing import Ratio
-from pmvit.scoring import score
 from pmvit.training import FinetuneConfig, finetune
 from pmvit.training.metrics import FILE as METRICS
 
-KEEP, PRUNE = 0.6, 0.1
+KEEP = 0.6
 TUNING = FinetuneConfig(epochs=4, lr=3e-4, alpha=1.0, warmup_epochs=0.25)
 TUNING_BATCH = 25
 
 
 def run(output: Path, console: Console) -> dict[str, Any]:
-    """Score, plan, compress, fine-tune, evaluate, time, picture and report; what is left of it goes to `output`.
+    """Price, plan, compress, fine-tune, evaluate, time, picture and report; what is left of it goes to `output`.
 
     Returns:
         What the last table shows, as data.
     """
     model = demo_model()
     test = demo_loader("test")
-    scores = score(model, demo_loader("train"))
-    chosen = plan(scores, keep=KEEP, prune=PRUNE)
+    prices = price(model, demo_loader("train"))
+    chosen = plan(prices, keep=KEEP)
     small = compress(model, chosen)
     console.print(table(chosen))
     console.print(chosen.draw(console.width))
@@ -53,7 +53,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     original = {"top1": compressed.reference_top1, "images": compressed.images}
     evaluations = {"original": original, "compressed": asdict(compressed), "tuned": asdict(tuned)}
     save(small, output, facts=Facts(evaluations, {"finetune": asdict(TUNING)}))
-    scores.save(output / "scores.json")
+    prices.save(output / "prices.json")
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]
     photo = Photo(name, test[0][0][0], (MEAN,), (STD,))
