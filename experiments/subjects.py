@@ -1,6 +1,7 @@
 """What the experiments measure: classifiers with their images; what is slow is made when it is first asked for."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cache, cached_property
@@ -29,7 +30,7 @@ Options = Mapping[str, Any]
 Batches = list[tuple[Tensor, Tensor]]
 
 
-class Subject:
+class Subject(ABC):
     """A classifier, images to score and to measure on, and what is measured of it."""
 
     title: str
@@ -41,9 +42,9 @@ class Subject:
         self._scores: dict[str, pmvit.Scores] = {}
         self._measured: dict[str, Row] = {}
 
+    @abstractmethod
     def scored_images(self) -> Any:
         """Training images to score, in batches."""
-        raise NotImplementedError
 
     def scores(self, **options: Any) -> pmvit.Scores:
         """The scores with these options of `score`, measured once."""
@@ -93,12 +94,13 @@ class Subject:
             self._measured[recipe] = self.measure(make())
         return self._measured[recipe]
 
+    @abstractmethod
     def training(self, crop: bool) -> Any:
         """What `finetune` is shown, with random crops or without."""
-        raise NotImplementedError
 
+    @abstractmethod
     def recipe(self, crop: bool) -> pmvit.FinetuneConfig:
-        raise NotImplementedError
+        """How it is tuned."""
 
     def add_tuned(
         self, rows: Rows, variant: str, plan: Options, tuning: Options, seed: int, crop: bool = False

@@ -9,12 +9,8 @@ from pmvit.pricing import Merge, Prices
 def merged_layers(prices: Prices, layers: Sequence[int], keep: float) -> dict[int, LayerPlan]:
     """Keep this share of the patch tokens of these blocks by the cheapest merges, and at least one in each block."""
     merges = [merge for merge in prices.merges if merge.block in layers]
-    return layers_after(merges[: round((1 - keep) * len(layers) * prices.num_patches)], layers, prices.grid)
-
-
-def layers_after(merges: Sequence[Merge], layers: Sequence[int], grid: tuple[int, int]) -> dict[int, LayerPlan]:
-    """The plans of these blocks after these merges."""
-    return {layer: merged_layer([merge for merge in merges if merge.block == layer], grid) for layer in layers}
+    done = merges[: round((1 - keep) * len(layers) * prices.num_patches)]
+    return {layer: merged_layer([merge for merge in done if merge.block == layer], prices.grid) for layer in layers}
 
 
 def merged_layer(merges: Sequence[Merge], grid: tuple[int, int]) -> LayerPlan:
