@@ -17,10 +17,11 @@ from pmvit.card import Facts, write_card
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, check_writable, parse_document, write_atomically, write_text
+from pmvit.merged_mlp import MergedNorm, SpreadMlp, mlp_matrices
 from pmvit.methods.base import apply, method_from, method_of, remove
 from pmvit.models import Adapter, HostChange, adapter_for, adapter_of_family
 from pmvit.outputs import predict
-from pmvit.planning import Plan
+from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import Learn, PruneMerge
 
 FORMAT, VERSION = "pmvit-model", 1
@@ -91,10 +92,12 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
         model = copy.deepcopy(model)
     changes: list[HostChange] = adapter.prepare(model)
     for index, layer in sorted(plan.layers.items()):
-        if layer.is_identity:
-            continue
         block = model.get_submodule(names[index])
         parameter = next(block.parameters())
+        if layer.mlp is not None:
+            changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index].num_prefix, learn, adapter)
+        if layer.is_identity:
+            continue
         groups, centres, weights = layer.tensors()
         wrapper = PruneMerge(
             block,
@@ -115,6 +118,34 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
         model.set_submodule(names[index], wrapper)
     model.compression = Compression(plan, learn, tuple(changes))  # type: ignore[assignment]  # a record, not a module
     return model
+
+
+def _merge_before_mlp(
+    block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, adapter: Adapter
+) -> list[HostChange]:
+    """Give the MLP of a block groups of its own; return what was changed."""
+    parts = adapter.mlp_parts(block)
+    if parts is None:
+        raise PmvitError(
+            f"the plan has groups for MLPs alone, and that of a {type(block).__name__} cannot be told apart: "
+            'make a plan from prices with parts="whole"'
+        )
+    parameter = next(block.parameters())
+    groups, _, weights = mlp.tensors()
+    matrices = mlp_matrices(
+        torch.tensor(layer.groups),
+        groups,
+        weights,
+        num_prefix=num_prefix,
+        learn=learn,
+        device=parameter.device,
+        dtype=parameter.dtype,
+    )
+    hosts = [block.get_submodule(part) for part in parts]
+    stand_ins = (MergedNorm(hosts[0], matrices), SpreadMlp(hosts[1], matrices))
+    for name, stand_in in zip(parts, stand_ins, strict=True):
+        setattr(block, name, stand_in.train(block.training))
+    return [HostChange(block, name, host) for name, host in zip(parts, hosts, strict=True)]
 
 
 def decompress(model: Model) -> Model:

@@ -9,9 +9,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from pmvit._modes import evaluation_mode, frozen_parameters
+from pmvit.merged_mlp import MergedNorm, SpreadMlp
 from pmvit.models import Adapter, adapter_for
 from pmvit.outputs import Predictor, as_module
-from pmvit.prune_merge import PruneMerge
+from pmvit.prune_merge import PruneMerge, TokenMatrices
 
 aten = torch.ops.aten
 
@@ -57,6 +58,7 @@ class BlockCost:
         constant: What is the same for any number of tokens (the network behind a position bias).
         width: Numbers a token.
         padded: Of `linear`, what runs on the padding of windows, too.
+        mlp: Of `linear`, what the MLP takes, where it can run on tokens of its own.
     """
 
     linear: int
@@ -64,6 +66,12 @@ class BlockCost:
     constant: int
     width: int
     padded: int = 0
+    mlp: int = 0
+
+    def halves(self) -> tuple["BlockCost", "BlockCost"]:
+        """Attention and MLP apart."""
+        rest = BlockCost(self.linear - self.mlp, self.quadratic, self.constant, self.width, self.padded)
+        return rest, BlockCost(self.mlp, 0, 0, self.width)
 
     def macs(self, share: float, places: float | None = None) -> float:
         """The block alone, run on this share of its tokens, and of the places of its windows if it has any."""
@@ -143,11 +151,19 @@ def flops(model: nn.Module) -> Flops:
         products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
         num_tokens, num_groups = wrapper.token_mask.numel(), wrapper.centres.numel()
         shortcuts += elementwise_macs(num_tokens, num_groups, _width(adapter, wrapper.block))
+    for name, module in model.named_modules():
+        if isinstance(module, (MergedNorm, SpreadMlp)):
+            inside = sum(counts.get(f"{root}.{name}.mlp", {}).values())
+            products += (sum(counts.get(f"{root}.{name}", {}).values()) - inside) // 2
     return Flops(
         macs=sum(counts["Global"].values()) // 2 + shortcuts,
         module_macs=products + shortcuts,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        module_parameters=sum(w.merge_weights.numel() + w.reconstruct_weights.numel() for w in wrappers.values()),
+        module_parameters=sum(
+            module.merge_weights.numel() + module.reconstruct_weights.numel()
+            for module in model.modules()
+            if isinstance(module, TokenMatrices)
+        ),
     )
 
 
@@ -165,7 +181,9 @@ def model_cost(model: nn.Module) -> ModelCost:
         linear = sum(by_operator.values()) // 2 - quadratic - constant
         inside = [counts.get(f"{root}.{name}.{part}", {}) for part in adapter.parts_on_padding(block)]
         padded = sum(sum(part.values()) for part in inside) // 2 - quadratic - constant if inside else 0
-        blocks.append(BlockCost(linear, quadratic, constant, _width(adapter, block), padded))
+        parts = adapter.mlp_parts(block)
+        mlp = sum(counts.get(f"{root}.{name}.{parts[1]}", {}).values()) // 2 if parts is not None else 0
+        blocks.append(BlockCost(linear, quadratic, constant, _width(adapter, block), padded, mlp))
     outside = sum(counts["Global"].values()) // 2 - sum(int(block.macs(1.0)) for block in blocks)
     return ModelCost(outside, tuple(blocks))
 

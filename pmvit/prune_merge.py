@@ -102,29 +102,21 @@ def pruned_shortcut(tokens: Tensor, token_mask: Tensor) -> Tensor:
     return tokens * (1 - token_mask.to(tokens.dtype))[:, None]
 
 
-class PruneMerge(nn.Module):
-    """A transformer block that runs on merged tokens: N tokens in, m through the block, N out.
+class TokenMatrices(nn.Module):
+    """M and R of some tokens, after the prefix tokens, which pass as identity rows and have no weights.
 
-    The block is held as it is and never changed. Its weights of M and R are parameters: with `learn="group"` one
-    weight a token, so that training keeps the groups as planned; with `learn="dense"` the full matrices, which
-    training may fill. A token alone in its group learns no weight: the block, which begins by normalising, is nearly
-    blind to it, and a plain copy costs nothing later. Prefix tokens (class, distillation, registers) pass as identity
-    rows and have no weights.
+    The weights are parameters: with `learn="group"` one weight a token, so that training keeps the groups as planned;
+    with `learn="dense"` the full matrices, which training may fill. A token alone in its group learns no weight: what
+    reads it begins by normalising and is nearly blind to it, and a plain copy costs nothing later.
 
     Args:
-        block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape, or a
-            tuple that begins with it. (The wrapper itself also takes tokens as they lie in their grid.)
-        groups: The group of each patch token, `PRUNED` for none; every group 0 ... m - 1 has a member.
-        centres: The patch token that stands for each group where the host needs a position.
-        weights: The weight of each patch token in its group; those of pruned tokens are not read.
-        num_prefix: How many tokens stand before the patch tokens.
+        groups: The group of each token, `PRUNED` for none; every group 0 ... m - 1 has a member.
+        weights: The weight of each token in its group; those of pruned tokens are not read.
+        num_prefix: How many tokens stand before these.
         reconstruct: `residual` or `pinv`.
         learn: `group` or `dense`.
-        attention_bias: Add the logarithm of each group's size to its attention scores.
-        narrow_arguments: Reduces the other arguments of a block call (rotary embedding, masks) to the groups. It gets
-            this module and the call's keyword arguments and returns the keyword arguments for the block.
-        device: Where the weights go; the block stays where it is.
-        dtype: The type of the weights; the block keeps its own.
+        device: Where the weights go.
+        dtype: The type of the weights.
     """
 
     merge_weights: nn.Parameter
@@ -134,43 +126,29 @@ class PruneMerge(nn.Module):
     reconstruct_columns: Tensor
     reconstruct_offsets: Tensor
     prefix_weights: Tensor
-    centres: Tensor
-    patch_centres: Tensor
-    token_mask: Tensor
     merge_shared: Tensor
     reconstruct_shared: Tensor
-    log_sizes: Tensor | None
 
     def __init__(
         self,
-        block: nn.Module,
         groups: Tensor,
-        centres: Tensor,
         weights: Tensor,
         *,
         num_prefix: int = 0,
         reconstruct: Reconstruct = "residual",
         learn: Learn = "group",
-        attention_bias: bool = False,
-        narrow_arguments: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.block = block
         self.num_prefix = num_prefix
-        self.num_groups = centres.numel()
+        self.num_groups = int(groups.max()) + 1
         self.num_patches = groups.numel()
         self.reconstruct = reconstruct
         self.learn = learn
-        self.narrow_arguments = narrow_arguments
-        named = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = inspect.signature(block.forward).parameters.values()
-        self.argument_names = tuple(p.name for p in parameters if p.kind is named)[1:]  # after the tokens
         self._repeated: dict[str, tuple[tuple[object, ...], SparseRows, Tensor]] = {}
 
-        prefix = torch.arange(num_prefix)
-        all_groups = torch.cat([prefix, torch.where(groups == PRUNED, PRUNED, groups + num_prefix)])
+        all_groups = torch.cat([torch.arange(num_prefix), torch.where(groups == PRUNED, PRUNED, groups + num_prefix)])
         rows = merge_rows(all_groups, num_prefix + self.num_groups)
         back = reconstruct_rows(all_groups)
         is_member = groups != PRUNED
@@ -185,25 +163,25 @@ class PruneMerge(nn.Module):
         dtype = dtype or torch.get_default_dtype()
         self.merge_weights = nn.Parameter(merge_weights.to(device, dtype))
         self.reconstruct_weights = nn.Parameter(reconstruct_weights.to(device, dtype))
-
-        # All that follows is derived from the plan, so it is not saved with the weights.
         is_shared = torch.bincount(groups[is_member], minlength=self.num_groups) > 1
-        buffers = {
-            "merge_columns": rows.columns,
-            "merge_offsets": rows.offsets,
-            "reconstruct_columns": back.columns,
-            "reconstruct_offsets": back.offsets,
-            "merge_shared": is_shared[groups[rows.columns[num_prefix:] - num_prefix]],
-            "reconstruct_shared": is_shared[groups[is_member]],
-            "prefix_weights": torch.ones(num_prefix),
-            "centres": torch.cat([prefix, centres + num_prefix]),
-            "patch_centres": centres,
-            "token_mask": (all_groups != PRUNED).float(),
-            "log_sizes": torch.bincount(all_groups[rows.columns]).float().log() if attention_bias else None,
-        }
+        self._derive(
+            {
+                "merge_columns": rows.columns,
+                "merge_offsets": rows.offsets,
+                "reconstruct_columns": back.columns,
+                "reconstruct_offsets": back.offsets,
+                "merge_shared": is_shared[groups[rows.columns[num_prefix:] - num_prefix]],
+                "reconstruct_shared": is_shared[groups[is_member]],
+                "prefix_weights": torch.ones(num_prefix),
+            }
+        )
+
+    def _derive(self, buffers: dict[str, Tensor | None]) -> None:
+        """Keep what is derived from the plan beside the weights; it is not saved with them."""
         for name, buffer in buffers.items():
             if buffer is not None:
-                buffer = buffer.to(device, dtype if buffer.is_floating_point() else None)
+                is_number = buffer.is_floating_point()
+                buffer = buffer.to(self.merge_weights.device, self.merge_weights.dtype if is_number else None)
             self.register_buffer(name, buffer, persistent=False)
 
     def extra_repr(self) -> str:
@@ -228,43 +206,16 @@ class PruneMerge(nn.Module):
         offsets = self.reconstruct_offsets[self.num_prefix :] - self.num_prefix
         return dense_matrix(SparseRows(columns, offsets), self.reconstruct_weights, self.num_groups)
 
-    def forward(self, tokens: Tensor, *positional: Any, **arguments: Any) -> Any:
-        shape = tokens.shape
-        tokens = tokens.flatten(1, -2)  # rows and columns of a grid, if they come so
-        expected = self.num_prefix + self.num_patches
-        if tokens.shape[1] != expected:
-            raise ValueError(
-                f"expected {expected} tokens ({self.num_patches} patches + {self.num_prefix} prefix), "
-                f"got {tokens.shape[1]}: was the plan made for another image size?"
-            )
-        merged = self._merge(tokens)
-        output = self.block(merged, **self.block_arguments(positional, arguments))
-        if isinstance(output, tuple):
-            return (self._leave(tokens, merged, output[0]).view(shape), *output[1:])
-        return self._leave(tokens, merged, output).view(shape)
-
-    def block_arguments(self, positional: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
-        """What the block is called with beside the tokens, all by name and reduced to the groups."""
-        if len(positional) > len(self.argument_names):
-            raise TypeError(
-                f"expected at most {len(self.argument_names)} arguments after the tokens, got {len(positional)}"
-            )
-        arguments = {**dict(zip(self.argument_names, positional, strict=False)), **arguments}
-        return arguments if self.narrow_arguments is None else self.narrow_arguments(self, arguments)
-
-    def _leave(self, tokens: Tensor, merged: Tensor, output: Tensor) -> Tensor:
-        if self.reconstruct == "pinv":
-            return self._reconstruct(output).add_(pruned_shortcut(tokens, self.token_mask))
-        return self._reconstruct(output - merged).add_(tokens)
-
-    def _merge(self, tokens: Tensor) -> Tensor:
+    def merge_tokens(self, tokens: Tensor) -> Tensor:
+        """`M Z`: (batch, tokens, width) to (batch, groups, width)."""
         if self.learn == "dense":
             prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
             return torch.cat([prefix, merge(patches, self.merge_weights)], dim=1)
         rows = SparseRows(self.merge_columns, self.merge_offsets)
         return self._product(tokens, "merge", rows, self.merge_weights)
 
-    def _reconstruct(self, groups: Tensor) -> Tensor:
+    def reconstruct_tokens(self, groups: Tensor) -> Tensor:
+        """`R Y`: (batch, groups, width) to (batch, tokens, width), zero at pruned tokens."""
         if self.learn == "dense":
             prefix, patches = groups.tensor_split([self.num_prefix], dim=1)
             return torch.cat([prefix, reconstruct(patches, self.reconstruct_weights)], dim=1)
@@ -286,3 +237,84 @@ class PruneMerge(nn.Module):
                 self._repeated[name] = (made_for, repeat_rows(rows, batch, count), weights)
         _, repeated, weights = self._repeated[name]
         return segment_sum(tokens.reshape(-1, width), repeated, weights).view(batch, -1, width)
+
+
+class PruneMerge(TokenMatrices):
+    """A transformer block that runs on merged tokens: N tokens in, m through the block, N out.
+
+    The block is held as it is and never changed; its M and R are those of `TokenMatrices`.
+
+    Args:
+        block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape, or a
+            tuple that begins with it. (The wrapper itself also takes tokens as they lie in their grid.)
+        groups: The group of each patch token, `PRUNED` for none; every group 0 ... m - 1 has a member.
+        centres: The patch token that stands for each group where the host needs a position.
+        weights: The weight of each patch token in its group; those of pruned tokens are not read.
+        attention_bias: Add the logarithm of each group's size to its attention scores.
+        narrow_arguments: Reduces the other arguments of a block call (rotary embedding, masks) to the groups. It gets
+            this module and the call's keyword arguments and returns the keyword arguments for the block.
+        options: `num_prefix`, `reconstruct`, `learn`, `device` and `dtype` of `TokenMatrices`; the block stays where it
+            is and keeps its type.
+    """
+
+    centres: Tensor
+    patch_centres: Tensor
+    token_mask: Tensor
+    log_sizes: Tensor | None
+
+    def __init__(
+        self,
+        block: nn.Module,
+        groups: Tensor,
+        centres: Tensor,
+        weights: Tensor,
+        *,
+        attention_bias: bool = False,
+        narrow_arguments: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(groups, weights, **options)
+        self.block = block
+        self.narrow_arguments = narrow_arguments
+        named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = inspect.signature(block.forward).parameters.values()
+        self.argument_names = tuple(p.name for p in parameters if p.kind is named)[1:]  # after the tokens
+        prefix = torch.arange(self.num_prefix)
+        sizes = torch.cat([torch.ones_like(prefix), torch.bincount(groups[groups != PRUNED])])
+        self._derive(
+            {
+                "centres": torch.cat([prefix, centres + self.num_prefix]),
+                "patch_centres": centres,
+                "token_mask": torch.cat([torch.ones(self.num_prefix), (groups != PRUNED).float()]),
+                "log_sizes": sizes.float().log() if attention_bias else None,
+            }
+        )
+
+    def forward(self, tokens: Tensor, *positional: Any, **arguments: Any) -> Any:
+        shape = tokens.shape
+        tokens = tokens.flatten(1, -2)  # rows and columns of a grid, if they come so
+        expected = self.num_prefix + self.num_patches
+        if tokens.shape[1] != expected:
+            raise ValueError(
+                f"expected {expected} tokens ({self.num_patches} patches + {self.num_prefix} prefix), "
+                f"got {tokens.shape[1]}: was the plan made for another image size?"
+            )
+        merged = self.merge_tokens(tokens)
+        output = self.block(merged, **self.block_arguments(positional, arguments))
+        if isinstance(output, tuple):
+            return (self._leave(tokens, merged, output[0]).view(shape), *output[1:])
+        return self._leave(tokens, merged, output).view(shape)
+
+    def block_arguments(self, positional: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
+        """What the block is called with beside the tokens, all by name and reduced to the groups."""
+        if len(positional) > len(self.argument_names):
+            raise TypeError(
+                f"expected at most {len(self.argument_names)} arguments after the tokens, got {len(positional)}"
+            )
+        arguments = {**dict(zip(self.argument_names, positional, strict=False)), **arguments}
+        return arguments if self.narrow_arguments is None else self.narrow_arguments(self, arguments)
+
+    def _leave(self, tokens: Tensor, merged: Tensor, output: Tensor) -> Tensor:
+        if self.reconstruct == "pinv":
+            return self.reconstruct_tokens(output).add_(pruned_shortcut(tokens, self.token_mask))
+        return self.reconstruct_tokens(output - merged).add_(tokens)

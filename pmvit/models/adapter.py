@@ -151,6 +151,14 @@ class Adapter:
         """Paths of parts of a block whose cost does not depend on the tokens it runs on."""
         return []
 
+    def mlp_parts(self, block: nn.Module) -> tuple[str, str] | None:
+        """Names of a block's two parts, what normalises tokens and the MLP, if it computes `y + f(mlp(norm(y)))`.
+
+        Both have to look at each token by itself, and f as well. `None` if the block computes anything else: then its
+        MLP runs on the tokens that attention runs on.
+        """
+        return None
+
     def parts_on_padding(self, block: nn.Module) -> list[str]:
         """Paths of parts of a block, attention among them, that run on the padding of windows as on tokens."""
         return []

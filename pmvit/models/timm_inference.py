@@ -7,6 +7,7 @@ from timm.layers import Mlp as TimmMlp
 from timm.models.vision_transformer import Block
 from torch import nn
 
+from pmvit.merged_mlp import unwrapped
 from pmvit.models.inference import PlainMlp, PlainParts, scaled
 
 Host = Any  # timm's modules: their attributes have no types
@@ -24,7 +25,8 @@ def is_plain(block: nn.Module) -> bool:
 def parts_of(block: Host) -> PlainParts:
     """What a block is made of for which `is_plain` is true."""
     attention = block.attn
-    output, mlp = attention.proj, block.mlp
+    output: Host = attention.proj
+    mlp: Host = unwrapped(block.mlp)
     if not isinstance(block.ls1, nn.Identity):
         output = scaled(output, block.ls1.gamma)
     is_usual = type(mlp) is TimmMlp and isinstance(mlp.fc1, nn.Linear) and isinstance(mlp.norm, nn.Identity)
@@ -41,6 +43,6 @@ def parts_of(block: Host) -> PlainParts:
         query_norm=attention.q_norm,
         key_norm=attention.k_norm,
         output=output,
-        norm2=block.norm2,
+        norm2=unwrapped(block.norm2),
         mlp=mlp,
     )

@@ -4,10 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from timm.models.beit import Beit
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
-from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
 from torch import Tensor, nn
 
 from pmvit.models.adapter import (
@@ -24,6 +21,9 @@ from pmvit.models.timm_inference import is_plain, parts_of
 from pmvit.models.timm_model import TimmModel, input_channels
 from pmvit.prune_merge import PruneMerge
 
+# Blocks that normalise before their MLP, and scale and drop what it puts out token by token.
+PRE_NORM_BLOCKS = (vision_transformer.Block, vision_transformer_relpos.RelPosBlock, beit.Block, eva.EvaBlock)
+
 Host = Any  # timm's models: nn.Modules whose attributes have no types
 
 
@@ -33,7 +33,12 @@ class TimmViT(TimmModel):
 
     family = "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, ViT-RelPos)"
     takes_attention_bias = True
-    classes = (VisionTransformer, VisionTransformerRelPos, Beit, Eva)
+    classes = (
+        vision_transformer.VisionTransformer,
+        vision_transformer_relpos.VisionTransformerRelPos,
+        beit.Beit,
+        eva.Eva,
+    )
     # What a block calls the additive bias on its attention scores.
     bias_arguments = ("attn_mask", "shared_rel_pos", "shared_rel_pos_bias")
 
@@ -78,6 +83,9 @@ class TimmViT(TimmModel):
 
     def parts_without_tokens(self, block: Host) -> list[str]:
         return ["attn.rel_pos.mlp"]  # the network behind ViT-RelPos' bias, where a block has one
+
+    def mlp_parts(self, block: nn.Module) -> tuple[str, str] | None:
+        return ("norm2", "mlp") if type(block) in PRE_NORM_BLOCKS else None
 
     def tokens_read(self, model: Host) -> int | None:
         pooled_by_attention = getattr(model, "attn_pool", None) is not None

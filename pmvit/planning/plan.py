@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,11 +31,13 @@ class LayerPlan:
         groups: The group of each patch token, -1 where the token is pruned.
         centres: The kept token of each group.
         weights: The weight of each patch token in its group; 0 for pruned tokens.
+        mlp: What the block's MLP runs on, if not on these groups: groups that are unions of them.
     """
 
     groups: tuple[int, ...]
     centres: tuple[int, ...]
     weights: tuple[float, ...]
+    mlp: "LayerPlan | None" = None
 
     @property
     def num_tokens(self) -> int:
@@ -55,7 +57,7 @@ class LayerPlan:
 
     @property
     def is_identity(self) -> bool:
-        """Whether every token stays by itself, in place, with weight one: then there is nothing to do."""
+        """Whether every token stays by itself, in place, with weight one: then attention runs as it did."""
         everything = tuple(range(self.num_tokens))
         return self.groups == everything == self.centres and set(self.weights) == {1.0}
 
@@ -63,6 +65,12 @@ class LayerPlan:
     def num_entries(self) -> int:
         """Tokens in groups: the entries of M, and of R."""
         return self.num_tokens - self.num_pruned
+
+    @property
+    def share_kept(self) -> float:
+        """Share of the patch tokens that are kept; where the MLP has groups of its own, the mean of both."""
+        share = self.num_kept / self.num_tokens
+        return share if self.mlp is None else (share + self.mlp.share_kept) / 2
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Groups, centres and weights as tensors."""
@@ -124,6 +132,9 @@ class Plan:
             if not 0 <= index < self.depth:
                 raise PmvitError(f"{where}: expected a block from 0 to {self.depth - 1}: was the plan made for more?")
             _check_layer(layer, self.num_patches(index), where)
+            if layer.mlp is not None:
+                _check_layer(layer.mlp, self.num_patches(index), f"{where}, mlp")
+                _check_mlp(layer, layer.mlp, self.reconstruct, where)
 
     def num_patches(self, index: int) -> int:
         """Patch tokens of one block."""
@@ -134,7 +145,7 @@ class Plan:
         """Share of the patch tokens of a compressed block that are kept, on average."""
         if not self.layers:
             return 1.0
-        return sum(layer.num_kept / layer.num_tokens for layer in self.layers.values()) / len(self.layers)
+        return sum(layer.share_kept for layer in self.layers.values()) / len(self.layers)
 
     def __str__(self) -> str:
         from pmvit.planning.drawing import describe
@@ -191,6 +202,8 @@ class Plan:
 
 
 def _layer_to_json(layer: LayerPlan) -> str:
+    if layer.mlp is not None:
+        return f'{_layer_to_json(replace(layer, mlp=None))[:-1]}, "mlp": {_layer_to_json(layer.mlp)}}}'
     lines = []
     for centre, members in zip(layer.centres, layer.members(), strict=True):
         weights = [layer.weights[token] for token in members]
@@ -240,7 +253,7 @@ def _parse_grid(grid: Any, where: str) -> tuple[int, int]:
 
 
 def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:
-    check_fields(data, ("groups", "pruned"), where)
+    check_fields(data, ("groups", "pruned"), where, optional=("mlp",))
     _check_lists(data, ("groups", "pruned"), where)
     groups: list[int | None] = [None] * num_patches
     weights = [0.0] * num_patches
@@ -265,7 +278,8 @@ def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:
             f"{where}: expected {num_patches} tokens in groups or pruned, got {len(assigned)} "
             f"(token {groups.index(None)} is in neither)"
         )
-    return LayerPlan(tuple(assigned), tuple(centres), tuple(weights))
+    mlp = _parse_layer(data["mlp"], num_patches, f"{where}, mlp") if "mlp" in data else None
+    return LayerPlan(tuple(assigned), tuple(centres), tuple(weights), mlp)
 
 
 def _check_lists(data: dict[str, Any], names: tuple[str, ...], where: str) -> None:
@@ -308,6 +322,19 @@ def _check_layer(layer: LayerPlan, num_patches: int, where: str) -> None:
             norms[group] += weight * weight
     if not all(norms):
         raise PmvitError(f"{where}, group {norms.index(0.0)}: all its weights are zero; expected one that is not")
+
+
+def _check_mlp(layer: LayerPlan, mlp: LayerPlan, reconstruct: Reconstruct, where: str) -> None:
+    """See that the groups of an MLP are unions of those of attention, and that each token gets its update."""
+    if mlp.mlp is not None:
+        raise PmvitError(f"{where}: expected groups for attention and for the MLP, got a third kind inside the MLP's")
+    if reconstruct != "residual":
+        raise PmvitError(f"{where}: an MLP with groups of its own adds to each token: expected residual reconstruction")
+    if layer.num_pruned or mlp.num_pruned:
+        raise PmvitError(f"{where}: expected no pruned tokens where the MLP has groups of its own, got some")
+    for number, members in enumerate(layer.members()):
+        if len({mlp.groups[token] for token in members}) > 1:
+            raise PmvitError(f"{where}, mlp: expected unions of attention's groups; group {number} of them is parted")
 
 
 def record(config: Any) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from typing import Any
 
 from torch import nn
 
-from pmvit.prune_merge import PruneMerge
+from pmvit.prune_merge import TokenMatrices
 from pmvit.training.config import FinetuneConfig
 
 
 def matrix_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of M and R of every compressed block."""
-    wrappers = [module for module in model.modules() if isinstance(module, PruneMerge)]
+    wrappers = [module for module in model.modules() if isinstance(module, TokenMatrices)]
     return [weights for module in wrappers for weights in (module.merge_weights, module.reconstruct_weights)]
 
 

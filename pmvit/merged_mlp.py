@@ -1,0 +1,73 @@
+"""The MLP of a block on fewer tokens than its attention: merged once more before it, all of them updated after (ours).
+
+A block adds two updates to its tokens `Y`, that of attention and then that of the MLP. Attention asks for tokens that
+tell places apart, the MLP is what costs most; so a plan may give the MLP groups of its own, each a union of groups that
+attention runs on, and the block computes `Y + R mlp(norm(M Y))` in place of `Y + mlp(norm(Y))`. Both stand-ins take the
+place of the host's own modules, so the host's block runs as it is.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pmvit.prune_merge import TokenMatrices
+
+
+class MergedNorm(nn.Module):
+    """What normalises tokens before an MLP, on groups of them: `norm(M Y)`."""
+
+    def __init__(self, norm: nn.Module, matrices: TokenMatrices) -> None:
+        super().__init__()
+        self.norm = norm
+        self.matrices = matrices
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        expected = self.matrices.num_prefix + self.matrices.num_patches
+        if tokens.shape[1] != expected:
+            raise ValueError(
+                f"expected {expected} tokens before the MLP, got {tokens.shape[1]}: "
+                "was the plan made for another image size?"
+            )
+        normed: Tensor = self.norm(self.matrices.merge_tokens(tokens))
+        return normed
+
+
+class SpreadMlp(nn.Module):
+    """An MLP on groups of tokens, whose updates go to all members: `R mlp(...)`."""
+
+    def __init__(self, mlp: nn.Module, matrices: TokenMatrices) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self._matrices = (matrices,)  # the norm's: in a tuple, so that it is not a second owner of the weights
+
+    def forward(self, groups: Tensor, *positional: Any, **arguments: Any) -> Tensor:
+        return self._matrices[0].reconstruct_tokens(self.mlp(groups, *positional, **arguments))
+
+
+def mlp_matrices(attention: Tensor, groups: Tensor, weights: Tensor, **options: Any) -> TokenMatrices:
+    """M and R from the groups of a block's attention to those of its MLP.
+
+    Args:
+        attention: The group of each patch token in attention.
+        groups: The group of each patch token in the MLP; those of one group in attention are in one here.
+        weights: The weight of each patch token in the MLP's group.
+        options: `num_prefix`, `learn`, `device` and `dtype` of `TokenMatrices`.
+    """
+    count = int(attention.max()) + 1
+    of_groups = torch.zeros(count, dtype=groups.dtype).index_copy(0, attention, groups)
+    shares = torch.zeros(count, dtype=weights.dtype).index_add(0, attention, weights)
+    return TokenMatrices(of_groups, shares, **options)
+
+
+def mlp_matrices_of(block: nn.Module, parts: tuple[str, str] | None) -> TokenMatrices | None:
+    """M and R before and after the MLP of a block, `None` if its MLP runs on all its tokens."""
+    norm = block.get_submodule(parts[0]) if parts is not None else None
+    return norm.matrices if isinstance(norm, MergedNorm) else None
+
+
+def unwrapped(part: nn.Module) -> nn.Module:
+    """The host's own module of one that may stand in for it."""
+    if isinstance(part, MergedNorm):
+        return part.norm
+    return part.mlp if isinstance(part, SpreadMlp) else part
