@@ -1,16 +1,29 @@
 """From prices to a plan: the cheapest merges of all blocks, per multiply-accumulate that they save."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pmvit.planning.plan import LayerPlan
 from pmvit.pricing import Merge, Prices
 
 
 def merged_layers(prices: Prices, layers: Sequence[int], keep: float) -> dict[int, LayerPlan]:
-    """Keep this share of the patch tokens of these blocks by the cheapest merges, and at least one in each block."""
+    """Keep this share of the patch tokens of these blocks by the cheapest merges, and at least one in each block.
+
+    Where attention and MLP of a block have groups of their own, the share is the mean of both.
+    """
     merges = [merge for merge in prices.merges if merge.block in layers]
-    done = merges[: round((1 - keep) * len(layers) * prices.num_patches)]
-    return {layer: merged_layer([merge for merge in done if merge.block == layer], prices.grid) for layer in layers}
+    num_steps = sum(len(prices.parts[layer]) for layer in layers)
+    done = merges[: round((1 - keep) * num_steps * prices.num_patches)]
+    result = {}
+    for layer in layers:
+        of_parts = [
+            merged_layer([merge for merge in done if (merge.block, merge.part) == (layer, part)], prices.grid)
+            for part in prices.parts[layer]
+        ]
+        is_split = len(set(of_parts)) > 1
+        result[layer] = replace(of_parts[0], mlp=of_parts[1]) if is_split else of_parts[0]
+    return result
 
 
 def merged_layer(merges: Sequence[Merge], grid: tuple[int, int]) -> LayerPlan:

@@ -8,11 +8,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from pmvit.cost import elementwise_macs
 from pmvit.errors import PmvitError
+from pmvit.planning.budget import predicted_macs, solve
 from pmvit.planning.grouping import group_layer
 from pmvit.planning.measured import merged_layers
-from pmvit.planning.plan import Grouping, LayerPlan, Method, Plan, Scope, Weights, record
+from pmvit.planning.plan import Grouping, Method, Plan, Scope, Weights, record
 from pmvit.pricing import Prices
 from pmvit.prune_merge import Reconstruct
 from pmvit.scoring import Scores
@@ -151,7 +151,7 @@ def plan(
         if measure is None:
             raise PmvitError("a speedup is measured, not computed: pass measure=speedup_meter(model, images)")
         times_faster = measure
-        return _solve(make, lambda made: 1 / times_faster(made), 1 / config.speedup, "of the original's time", steps=7)
+        return solve(make, lambda made: 1 / times_faster(made), 1 / config.speedup, "of the original's time", steps=7)
     original = source.cost.macs / 1e9
     target = config.gflops if config.gflops is not None else (config.flops_share or 0.0) * original
     if target >= original:
@@ -159,7 +159,7 @@ def plan(
             f"expected a budget below the {original:.3f} GFLOPs of the original, got {target:.3f}: "
             "there is nothing to compress"
         )
-    return _solve(make, lambda made: predicted_macs(source, made) / 1e9, target, "GFLOPs", steps=40)
+    return solve(make, lambda made: predicted_macs(source, made) / 1e9, target, "GFLOPs", steps=40)
 
 
 def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
@@ -324,46 +324,3 @@ def fit_to_windows(
     weakest = weakest[~(kept | pruned)[weakest]]
     pruned[weakest[: max(num_pruned - int(pruned.sum()), 0)]] = True
     return kept, pruned
-
-
-def predicted_macs(source: Scores | Prices, plan: Plan) -> float:
-    """Multiply-accumulates of the model compressed by this plan: what `flops` will count on it."""
-    total = float(source.cost.outside)
-    for index, block in enumerate(source.cost.blocks):
-        layer, windows = plan.layers.get(index), source.windows[index]
-        if layer is None or layer.is_identity:
-            total += block.macs(1.0)
-            continue
-        num_tokens, num_groups = (source.num_prefix + count for count in (layer.num_tokens, layer.num_kept))
-        products = 2 * (source.num_prefix + layer.num_entries) * block.width
-        places = None if windows is None else share_of_places(layer, windows, plan.grids[index])
-        total += block.macs(num_groups / num_tokens, places) + products
-        total += elementwise_macs(num_tokens, num_groups, block.width)
-    return total
-
-
-def share_of_places(layer: LayerPlan, windows: Windows, grid: tuple[int, int]) -> float | None:
-    """How much of its windows a layer keeps, padding included; `None` if they do not all keep as much."""
-    budget = Budget.of(windows, grid)
-    of_window = windows.places(grid)[list(layer.centres)] // windows.area
-    places = budget.places(torch.bincount(of_window, minlength=len(budget.tokens)))
-    return None if places is None else places / windows.area
-
-
-def _solve(make: Callable[[float], Plan], cost: Callable[[Plan], float], target: float, unit: str, steps: int) -> Plan:
-    """Find by bisection the plan that keeps most and costs no more than the target."""
-    best = make(1e-9)
-    least = cost(best)
-    if least > target:
-        raise PmvitError(
-            f"expected a budget of at least {least:.3f} {unit}, what one token a block costs; got {target:.3f}"
-        )
-    low, high = 0.0, 1.0
-    for _ in range(steps):
-        middle = (low + high) / 2
-        candidate = make(middle)
-        if cost(candidate) <= target:
-            best, low = candidate, middle
-        else:
-            high = middle
-    return best

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pmvit.cost import BlockCost
-from pmvit.pricing.prices import Merge
+from pmvit.pricing.prices import Merge, Part
 
 
 class Clusters:
-    """The groups of one block, each named by its first token, and the price of merging any two of them.
+    """The groups of one block or of half a block, each named by its first token, and the price of merging any two of them.
 
     Args:
         effects: `E[i, j]` from token j to token i: (rows, tokens, tokens). The squares of an error in all rows add up
@@ -76,21 +77,28 @@ class Clusters:
         return first, second, price
 
 
-def order_merges(
-    blocks: Sequence[Clusters], costs: Sequence[BlockCost], num_prefix: int, *, early: float, nested: bool
-) -> Iterator[Merge]:
-    """Merge two groups of some block after the other, cheapest price per multiply-accumulate saved first.
+class Step(NamedTuple):
+    """A block or half a block, in the order in which they run."""
+
+    block: int
+    part: Part
+    clusters: Clusters
+    cost: BlockCost
+
+
+def order_merges(steps: Sequence[Step], num_prefix: int, *, early: float, nested: bool) -> Iterator[Merge]:
+    """Merge two groups of some step after the other, cheapest price per multiply-accumulate saved first.
 
     Args:
-        blocks: Of single tokens; merged on return.
-        costs: What each block costs.
+        steps: With clusters of single tokens; merged on return.
         num_prefix: Tokens before the patch tokens.
-        early: By how much prices of the first block are raised; less and less up to the last.
-        nested: Whether what is together in a block has to stay together in those after it.
+        early: By how much prices of the first step are raised; less and less up to the last.
+        nested: Whether what is together in a step has to stay together in those after it.
     """
+    blocks = [step.clusters for step in steps]
 
     def slope(number: int) -> float:
-        block, cost = blocks[number], costs[number]
+        block, cost = blocks[number], steps[number].cost
         whole = num_prefix + len(block.groups)
         saved = cost.macs((num_prefix + block.left) / whole) - cost.macs((num_prefix + block.left - 1) / whole)
         raised: float = early ** (1 - number / max(len(blocks) - 1, 1))
@@ -101,7 +109,7 @@ def order_merges(
     slopes = [slope(number) for number in range(len(blocks))]
     while (lowest := min(slopes)) < torch.inf:
         number = slopes.index(lowest)
-        yield Merge(number, *blocks[number].merge_cheapest())
+        yield Merge(steps[number].block, steps[number].part, *blocks[number].merge_cheapest())
         slopes[number] = slope(number)
         if nested and number > 0:
             blocks[number - 1].stay_inside(blocks[number].groups)

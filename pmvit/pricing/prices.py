@@ -11,8 +11,10 @@ from pmvit.errors import PmvitError
 from pmvit.files import check_fields, config_from, read_document, write_text
 
 Groups = Literal["neighbours", "any"]
+Parts = Literal["split", "whole"]
+Part = Literal["block", "attention", "mlp"]  # what is merged: a whole block, or one of its halves
 
-FORMAT, VERSION = "pmvit-prices", 1
+FORMAT, VERSION = "pmvit-prices", 2
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class PriceConfig:
 
     Attributes:
         images: Images to use at most; a loader that ends earlier ends the measurement.
+        parts: `split` gives attention and MLP of a block groups of their own, where the model's blocks allow it; `whole`
+            the same to both.
         groups: Of `neighbours` in the grid, beside or above each other; or of `any` tokens.
         mirror: Whether an image and its mirror image count alike, as in most photographs: twice the evidence for no
             more passes.
@@ -34,32 +38,41 @@ class PriceConfig:
     """
 
     images: int = 1024
+    parts: Parts = "split"
     groups: Groups = "neighbours"
     mirror: bool = True
     nested: bool = True
     early: float = 5.0
-    memory: float = 2.0
+    memory: float = 4.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.groups not in get_args(Groups):
-            raise PmvitError(f"groups: expected one of {', '.join(get_args(Groups))}; got {self.groups!r}")
+        for name, choices in (("parts", Parts), ("groups", Groups)):
+            if getattr(self, name) not in get_args(choices):
+                raise PmvitError(f"{name}: expected one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+        if self.parts == "split" and not self.nested:
+            raise PmvitError('expected nested=True where attention and MLP are split: for free choice, parts="whole"')
         for name, value in (("images", self.images), ("early", self.early), ("memory", self.memory)):
             if not (math.isfinite(value) and value > 0):
                 raise PmvitError(f"{name}: expected a number above 0, got {value}")
 
 
+HALVES: tuple[Part, ...] = ("attention", "mlp")
+
+
 class Merge(NamedTuple):
-    """Two groups of a block become one; each is named by its first token.
+    """Two groups of a block, or of half a block, become one; each is named by its first token.
 
     Attributes:
         block: Which one it is.
+        part: Whether of the whole block, or of attention or the MLP alone.
         first: The group whose first token comes first, and the name of the new one.
         second: The other group.
         price: What the merge adds to the expected divergence from the original, in nats.
     """
 
     block: int
+    part: Part
     first: int
     second: int
     price: float
@@ -67,7 +80,7 @@ class Merge(NamedTuple):
 
 @dataclass(frozen=True)
 class Prices:
-    """All merges, from single tokens to one group a block, and what planning has to know of the model.
+    """All merges, from single tokens to one group a block or half a block, and what planning has to know of the model.
 
     Attributes:
         merges: In the order in which they are done: a plan does the first so many of them.
@@ -95,6 +108,12 @@ class Prices:
     def depth(self) -> int:
         """Blocks of the model."""
         return len(self.cost.blocks)
+
+    @property
+    def parts(self) -> tuple[tuple[Part, ...], ...]:
+        """What is merged of each block: the whole of it, or attention and MLP."""
+        found = {(merge.block, merge.part) for merge in self.merges}
+        return tuple(HALVES if (block, "mlp") in found else ("block",) for block in range(self.depth))
 
     @property
     def num_patches(self) -> int:
@@ -142,18 +161,21 @@ class Prices:
 
 
 def _merge(entry: Any) -> Merge:
-    block, first, second, price = entry
-    return Merge(int(block), int(first), int(second), float(price))
+    block, part, first, second, price = entry
+    if part not in get_args(Part):
+        raise ValueError(f"{part!r} is no part of a block")
+    return Merge(int(block), part, int(first), int(second), float(price))
 
 
 def _check(merges: tuple[Merge, ...], num_tokens: int, depth: int, where: str) -> None:
     """See that each merge is of two groups that there are."""
-    left = [set(range(num_tokens)) for _ in range(depth)]
-    for block, first, second, price in merges:
+    left: dict[tuple[int, Part], set[int]] = {}
+    for block, part, first, second, price in merges:
         if not 0 <= block < depth:
             raise PmvitError(f"{where}: expected merges in blocks 0 to {depth - 1}, got one in block {block}")
-        if first == second or not {first, second} <= left[block] or not math.isfinite(price):
+        groups = left.setdefault((block, part), set(range(num_tokens)))
+        if first == second or not {first, second} <= groups or not math.isfinite(price):
             raise PmvitError(
                 f"{where}: block {block}: expected merges of two groups that are left, got {first} and {second}"
             )
-        left[block].discard(second)
+        groups.discard(second)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from pmvit._modes import check_trainable, evaluation_mode, frozen_parameters
-from pmvit.cost import model_cost
+from pmvit.cost import BlockCost, ModelCost, model_cost
 from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
 from pmvit.models import adapter_for
 from pmvit.outputs import predict
-from pmvit.pricing.merging import Clusters, mirrored, neighbours, order_merges
-from pmvit.pricing.prices import PriceConfig, Prices
-from pmvit.pricing.recorder import EffectRecorder
+from pmvit.pricing.merging import Clusters, Step, mirrored, neighbours, order_merges
+from pmvit.pricing.prices import HALVES, PriceConfig, Prices
+from pmvit.pricing.recorder import EffectRecorder, Place
 from pmvit.progress import Bar
 from pmvit.prune_merge import PruneMerge
 
@@ -61,9 +61,9 @@ def price(
     near = torch.ones(2 * (layout.num_patches,), dtype=torch.bool)
     if config.groups == "neighbours":
         near = neighbours(layout.grid)
-    effects = _effects(model, batches, config, progress)
-    blocks = [Clusters(effects.pop(0), near) for _ in layouts]
-    merges = order_merges(blocks, cost.blocks, layout.num_prefix, early=config.early, nested=config.nested)
+    places, effects = _effects(model, batches, config, progress)
+    steps = [Step(*place, Clusters(effects.pop(0), near), _cost(cost, place)) for place in places]
+    merges = order_merges(steps, layout.num_prefix, early=config.early, nested=config.nested)
     return Prices(
         merges=tuple(merges),
         grid=layout.grid,
@@ -97,39 +97,52 @@ def probe(output: Tensor, is_logits: bool, generator: torch.Generator) -> Tensor
     return direction - probabilities * direction.sum(-1, keepdim=True)
 
 
-def _effects(model: nn.Module, batches: list[Tensor], config: PriceConfig, progress: bool) -> list[Tensor]:
-    """Random combinations of the `E` of all images, for each block: (rows, patches, patches)."""
+def _cost(cost: ModelCost, place: Place) -> BlockCost:
+    """What the multiply-accumulates of a block or of one of its halves are."""
+    block, part = place
+    return cost.blocks[block] if part == "block" else cost.blocks[block].halves()[HALVES.index(part)]
+
+
+def _effects(
+    model: nn.Module, batches: list[Tensor], config: PriceConfig, progress: bool
+) -> tuple[list[Place], list[Tensor]]:
+    """Random combinations of the `E` of all images, for each block or half of one: (rows, patches, patches)."""
     adapter = adapter_for(model)
     layout = adapter.layout(model)
     blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
-    rows = max(min(int(config.memory * 1e9 / (8 * len(blocks) * layout.num_patches**2)), ROWS), 1)
-    sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in blocks]
+    parts = [adapter.mlp_parts(block) if config.parts == "split" else None for block in blocks]
+    norms = [
+        None if names is None else block.get_submodule(names[0]) for block, names in zip(blocks, parts, strict=True)
+    ]
     generator = torch.Generator().manual_seed(config.seed)
     is_logits = adapter.gives_logits(model)
-    scale = (rows * sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
         states.enter_context(adapter.for_scoring(model))
-        recorder = EffectRecorder(blocks, layout)
+        recorder = EffectRecorder(blocks, layout, norms)
         states.callback(recorder.remove_hooks)
+        places = recorder.places()
+        rows = max(min(int(config.memory * 1e9 / (8 * len(places) * layout.num_patches**2)), ROWS), 1)
+        scale = (rows * sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
+        sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in places]
         bar = states.enter_context(Bar("price", len(batches), show=progress))
         for images in batches:
             with torch.inference_mode(False), torch.enable_grad():
                 with recorder:
                     output = predict(model, images.to(next(model.parameters()).device))
                 (probe(output, is_logits, generator) * output).sum().backward()
-            for number, (total, kinds) in enumerate(zip(sums, recorder.collect(), strict=True)):
+            for place, total, kinds in zip(places, sums, recorder.collect(), strict=True):
                 effect = kinds.flatten(0, 1)
                 if not torch.isfinite(effect).all():
                     raise PmvitError(
-                        f"block {number}: what is measured is not finite: are the logits of these images finite?"
+                        f"block {place[0]}: what is measured is not finite: are the logits of these images finite?"
                     )
                 add_combinations(total, effect, scale, generator)
                 if config.mirror:
                     add_combinations(total, mirrored(effect, layout.grid), scale, generator)
             bar.advance()
-    return sums
+    return places, sums
 
 
 def add_combinations(total: Tensor, effect: Tensor, scale: float, generator: torch.Generator) -> None:
