@@ -1,6 +1,7 @@
 """What the papers of the other methods state of them."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pmvit.methods.attention import attend, class_attention
 from pmvit.methods.base import Step, encoder_of, extra_loss
 from pmvit.methods.budget import method_for
 from pmvit.methods.evo_vit import Evolving
-from pmvit.methods.expedite import affinity, cluster, neighbours, reconstruct
+from pmvit.methods.expedite import Expedite, affinity, cluster, neighbours, reconstruct
 from pmvit.methods.floors import draw
 from pmvit.methods.merging import Matched, merge_matched, places_after
 from pmvit.methods.tofu import mlerp_matched, prune_matched
@@ -218,6 +219,29 @@ def test_expedite_finds_clusters_and_the_way_back() -> None:
     assert torch.allclose(reconstruct(every, every, every, 20, 1.0), every, atol=1e-4)  # nothing clustered: identity
     nearness = affinity(patches[:, :1], centres, 2.0)[0, 0]
     assert torch.allclose(nearness, -(patches[0, 0] - centres[0]).square().sum(-1) / 2, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.data
+def test_expedite_clusters_better_than_the_averages_of_cells(deit_tiny: Any, train_batches: list[Any]) -> None:
+    """Its rounds have to improve on where they begin, for which the temperature has to suit the model."""
+    formed = Expedite((9, 9))
+    begun = replace(formed, rounds=0)
+    images, _ = train_batches[0]
+    near = neighbours((14, 14), formed.clusters, formed.window)
+    with torch.inference_mode():
+        patches = deit_tiny.forward_intermediates(images, [4], output_fmt="NLC", intermediates_only=True)[0]
+
+    def error(method: Expedite) -> float:
+        clusters = cluster(patches, (14, 14), method.clusters, near, method.rounds, method.temperature)
+        return torch.cdist(patches, clusters).square().amin(-1).mean().item()
+
+    def divergence(method: Expedite) -> float:
+        kl = pmvit.evaluate(apply(deit_tiny, method), train_batches, reference=deit_tiny, progress=False).kl
+        assert kl is not None
+        return kl
+
+    assert error(formed) < 0.8 * error(begun)
+    assert divergence(formed) < 0.5 * divergence(begun)
 
 
 def test_page_rank_is_the_stationary_distribution() -> None:
