@@ -132,11 +132,13 @@ def _accuracy(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _blocks(plan: Plan) -> str:
-    rows = [
-        tuple(map(str, (index, layer.num_tokens, layer.num_kept, layer.num_merged, layer.num_pruned)))
-        for index, layer in sorted(plan.layers.items())
-    ]
-    return table(("block", "tokens", "kept", "merged", "pruned"), rows)
+    rows = []
+    for index, layer in sorted(plan.layers.items()):
+        in_mlp = (layer.mlp or layer).num_kept
+        rows.append(
+            tuple(map(str, (index, layer.num_tokens, layer.num_kept, in_mlp, layer.num_merged, layer.num_pruned)))
+        )
+    return table(("block", "tokens", "kept", "kept in the MLP", "merged", "pruned"), rows)
 
 
 def _use(model: nn.Module) -> list[str]:

@@ -354,9 +354,12 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
+    """The tensors of a safetensors file, copied to where PyTorch puts its own.
+
+    In the file they begin anywhere, and products with numbers that are not aligned are rounded in another order.
+    """
     with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # safe_open is no mapping
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # it is no mapping
 
 
 def _opened(path: Path) -> Any:

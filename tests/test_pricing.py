@@ -17,7 +17,7 @@ from pmvit.models import adapter_for
 from pmvit.planning import predicted_macs
 from pmvit.planning.measured import merged_layer
 from pmvit.pricing import Merge
-from pmvit.pricing.merging import Clusters, mirrored, neighbours, order_merges
+from pmvit.pricing.merging import Clusters, Step, mirrored, neighbours, order_merges
 from pmvit.pricing.recorder import EffectRecorder
 from pmvit.pricing.run import add_combinations, probe
 from tests.helpers import small_vit
@@ -44,28 +44,33 @@ def squared_error(effects: Tensor, group: list[int]) -> float:
 def ordered(*effects: Tensor, near: Tensor | None = None, early: float = 1.0, nested: bool = True) -> list[Merge]:
     """The merges of blocks with these effects, all of which cost the same a token."""
     near = torch.ones(effects[0].shape[1:], dtype=torch.bool) if near is None else near
-    costs = [BlockCost(1000, 0, 0, 1)] * len(effects)
-    return list(order_merges([Clusters(each, near) for each in effects], costs, 0, early=early, nested=nested))
+    steps = [
+        Step(number, "block", Clusters(each, near), BlockCost(1000, 0, 0, 1)) for number, each in enumerate(effects)
+    ]
+    return list(order_merges(steps, 0, early=early, nested=nested))
 
 
-def test_an_effect_is_what_the_output_moves_by() -> None:
-    """A token's key is changed a little, towards another's: the probed output moves as E says."""
+@pytest.mark.parametrize("is_split", [False, True])
+def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
+    """A token's key, value or update is changed a little, towards another's: the probed output moves as E says."""
     model = small_vit().double()
     images = torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     direction = torch.randn(1, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     blocks = list(model.get_submodule("blocks"))
     layout = adapter_for(model).layout(model)
-    recorder = EffectRecorder(blocks, layout)
+    norms = [block.get_submodule("norm2") if is_split else None for block in blocks]
+    recorder = EffectRecorder(blocks, layout, norms)
     with recorder:
         output = model(images)
     (direction * output).sum().backward()
-    keys, others = recorder.collect()[1][:, 0]
+    effects = dict(zip(recorder.places(), recorder.collect(), strict=True))
+    keys, others = effects[1, "attention" if is_split else "block"][:, 0]
     recorder.remove_hooks()
     step, token, other = 1e-6, 4, 9
     moved = {}
     attention = F.scaled_dot_product_attention
     with torch.no_grad():
-        for name in ("key", "value", "update"):
+        for name in ("key", "value", "update", "update of attention"):
 
             def shifted(query: Tensor, key: Tensor, value: Tensor, name: str = name, **options: object) -> Tensor:
                 changed = {"key": key, "value": value}
@@ -76,21 +81,35 @@ def test_an_effect_is_what_the_output_moves_by() -> None:
 
             def updated(_: nn.Module, arguments: tuple[Tensor], tokens: Tensor, name: str = name) -> Tensor:
                 update = tokens - arguments[0]
-                if name == "update":
+                if name == "update" and not is_split:
                     tokens[:, 1 + token] += step * (update[:, 1 + other] - update[:, 1 + token])
                 return tokens
 
+            def attended(_: nn.Module, __: tuple[Tensor], update: Tensor, name: str = name) -> Tensor:
+                if name == "update of attention":
+                    update[:, 1 + token] += step * (update[:, 1 + other] - update[:, 1 + token])
+                return update
+
+            def fed(_: nn.Module, __: tuple[Tensor], update: Tensor, name: str = name) -> Tensor:
+                if name == "update" and is_split:
+                    update[:, 1 + token] += step * (update[:, 1 + other] - update[:, 1 + token])
+                return update
+
             with pytest.MonkeyPatch.context() as patch:
                 hook = blocks[1].register_forward_hook(updated)
+                of_parts = [blocks[1].attn.register_forward_hook(attended), blocks[1].mlp.register_forward_hook(fed)]
                 pre = blocks[1].register_forward_pre_hook(
                     lambda *_: patch.setattr(F, "scaled_dot_product_attention", shifted)
                 )
                 post = blocks[1].register_forward_hook(lambda *_: patch.undo())
                 moved[name] = (direction * (model(images) - output)).sum()
-                for each in (hook, pre, post):
+                for each in (hook, pre, post, *of_parts):
                     each.remove()
-    for effects, names in ((keys, ["key"]), (others, ["value", "update"])):
-        expected = step * (effects[token, other] - effects[token, token])
+    cases = [(keys, ["key"]), (others, ["value", "update of attention" if is_split else "update"])]
+    if is_split:
+        cases.append((effects[1, "mlp"][0, 0], ["update"]))
+    for effect, names in cases:
+        expected = step * (effect[token, other] - effect[token, token])
         assert torch.allclose(sum(moved[name] for name in names), expected, rtol=1e-3)
 
 
@@ -138,7 +157,7 @@ def test_equal_tokens_merge_for_nothing() -> None:
         model.pos_embed.zero_()
     images = torch.randn(2, 3, 96, 48, generator=torch.Generator().manual_seed(7)).repeat(1, 1, 1, 2)
     prices = pmvit.price(model, [images], groups="any", progress=False)
-    made = pmvit.plan(prices, keep=0.5)
+    made = pmvit.plan(prices, keep=(5 * 18 + 1) / (6 * 36))  # of the last MLP nobody reads a patch
     assert {layer.num_kept for layer in made.layers.values()} == {18}
     assert all(
         token % 6 % 3 == made.layers[0].centres[group] % 6 % 3 for token, group in enumerate(made.layers[0].groups)
@@ -152,13 +171,36 @@ def test_what_is_together_stays_together(prices: pmvit.Prices) -> None:
     for keep in (0.9, 0.6, 0.3):
         made = pmvit.plan(prices, keep=keep)
         for block in range(2):
-            after = made.layers[block + 1].groups
-            assert all(len({after[token] for token in group}) == 1 for group in made.layers[block].members())
+            layer, after = made.layers[block], made.layers[block + 1].groups
+            steps = [layer, layer.mlp] if layer.mlp is not None else [layer]
+            assert all(len({after[token] for token in group}) == 1 for step in steps for group in step.members())
     effects = [torch.randn(4, 5, 5, generator=torch.Generator().manual_seed(seed)) for seed in (20, 21)]
     for nested in (True, False):
         first = next(merge for merge in ordered(*effects, nested=nested) if merge.block == 0)
         own = ordered(effects[0])[0]
         assert (first.first, first.second) == (own.first, own.second) or nested
+
+
+def test_what_nobody_reads_merges_for_nothing(prices: pmvit.Prices) -> None:
+    """The head reads the class token alone: what the last MLP does to the patches costs nothing, and goes first."""
+    last = [merge for merge in prices.merges if (merge.block, merge.part) == (2, "mlp")]
+    assert prices.merges[: len(last)] == tuple(last)
+    assert {merge.price for merge in last} == {0.0}
+    made = pmvit.plan(prices, keep=1 - 35 / (6 * 36))
+    assert [layer.mlp.num_kept if layer.mlp else None for layer in made.layers.values()] == [None, None, 1]
+
+
+def test_halves_are_nested_and_whole_blocks_are_not_split(images: Tensor, prices: pmvit.Prices) -> None:
+    made = pmvit.plan(prices, keep=0.5)
+    assert any(layer.mlp is not None for layer in made.layers.values())
+    assert prices.parts == (("attention", "mlp"),) * 3
+    whole = pmvit.price(small_vit(), [images], parts="whole", progress=False)
+    assert whole.parts == (("block",),) * 3
+    assert all(layer.mlp is None for layer in pmvit.plan(whole, keep=0.5).layers.values())
+    with pytest.raises(pmvit.PmvitError, match="residual reconstruction"):
+        pmvit.plan(prices, keep=0.5, reconstruct="pinv")
+    with pytest.raises(pmvit.PmvitError, match="nested=True where attention and MLP are split"):
+        replace(prices.config, nested=False)
 
 
 def test_early_merges_come_later_if_they_are_dearer() -> None:
@@ -174,8 +216,8 @@ def test_early_merges_come_later_if_they_are_dearer() -> None:
 def test_combinations_keep_squares() -> None:
     """The squared error of a group, over all images, is that over their random combinations, about."""
     effects = torch.randn(40, 3, 3, generator=torch.Generator().manual_seed(23))
-    total = torch.zeros(4000, 3, 3)
-    add_combinations(total, effects, len(total) ** -0.5, torch.Generator().manual_seed(24))
+    total = torch.zeros(4000, 3, 3)  # hardly two of them in one row
+    add_combinations(total, effects, 1.0, torch.Generator().manual_seed(24))
     assert squared_error(total, [0, 2]) == pytest.approx(squared_error(effects, [0, 2]), rel=0.1)
 
 
@@ -200,7 +242,7 @@ def test_mirror_images_count_alike(images: Tensor, prices: pmvit.Prices) -> None
 
 def test_budgets_are_met(prices: pmvit.Prices) -> None:
     made = pmvit.plan(prices, keep=0.6)
-    assert sum(layer.num_kept for layer in made.layers.values()) == round(0.6 * 3 * 36)
+    assert sum(2 * 36 * layer.share_kept for layer in made.layers.values()) == pytest.approx(round(0.6 * 3 * 72))
     assert made.reconstruct == "residual"
     assert made.attention_bias
     share = pmvit.plan(prices, flops_share=0.7, method="measured")

@@ -274,6 +274,11 @@ def print_costs(before: "Flops", after: "Flops", *rows: tuple[str, ...]) -> None
 def blocks_of(plan: "Plan") -> dict[int, dict[str, int]]:
     """What each block keeps, merges and prunes."""
     return {
-        index: {"kept": layer.num_kept, "merged": layer.num_merged, "pruned": layer.num_pruned}
+        index: {
+            "kept": layer.num_kept,
+            "kept_in_mlp": (layer.mlp or layer).num_kept,
+            "merged": layer.num_merged,
+            "pruned": layer.num_pruned,
+        }
         for index, layer in plan.layers.items()
     }

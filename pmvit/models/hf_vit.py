@@ -36,6 +36,8 @@ from pmvit.models.hf_model import HuggingFaceModel
 from pmvit.models.hf_tower import READ_PREFIX, Tower, find_tower, reads_between
 from pmvit.prune_merge import PruneMerge
 
+MLP_NORMS = ("layernorm_after", "norm2", "layer_norm2")  # what normalises tokens before the MLP
+
 Host = Any  # the models of transformers: nn.Modules whose attributes have no types
 
 
@@ -87,6 +89,10 @@ class HuggingFaceViT(HuggingFaceModel):
     def runs(self, model: Host) -> list[list[str]]:
         names = self.block_names(model)
         return [[name] for name in names] if reads_between(model) else [names]
+
+    def mlp_parts(self, block: nn.Module) -> tuple[str, str] | None:
+        children = dict(block.named_children())
+        return next(((norm, "mlp") for norm in MLP_NORMS if norm in children and "mlp" in children), None)
 
     def prepare(self, model: Host) -> list[HostChange]:
         embeddings = self.tower(model).embeddings

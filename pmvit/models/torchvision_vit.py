@@ -48,6 +48,9 @@ class TorchvisionViT(Adapter):
     def tokens_read(self, model: Host) -> int | None:
         return 1
 
+    def mlp_parts(self, block: nn.Module) -> tuple[str, str] | None:
+        return ("ln_2", "mlp")
+
     def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
         block: Host = wrapper.block
         if wrapper.log_sizes is None:

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pmvit.planning.plan import Plan
+from pmvit.planning.plan import LayerPlan, Plan
 
 KEPT, MERGED, DROPPED = "█", "▒", "·"
 SYMBOLS = {"kept": KEPT, "merged": MERGED, "pruned": DROPPED}
@@ -16,17 +16,19 @@ WIDEST_GRID_TO_PRINT = 32
 
 
 def table(plan: Plan) -> Table:
-    """Tokens kept, merged and pruned in each block."""
+    """Tokens kept, merged and pruned in each block, and kept in its MLP where that has groups of its own."""
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("block", "kept", "merged", "pruned", "share kept"):
+    is_split = any(layer.mlp is not None for layer in plan.layers.values())
+    for name in ("block", "kept", *(["in the MLP"] if is_split else []), "merged", "pruned", "share kept"):
         result.add_column(name, justify="right")
     for index in range(plan.depth):
-        layer = plan.layers.get(index)
-        if layer is None:
-            result.add_row(str(index), str(plan.num_patches(index)), "-", "-", "not compressed")
+        layer = plan.layers.get(index, LayerPlan.keep_all(plan.num_patches(index)))
+        in_mlp = [str((layer.mlp or layer).num_kept)] if is_split else []
+        if index not in plan.layers:
+            result.add_row(str(index), str(layer.num_kept), *in_mlp, "-", "-", "not compressed")
         else:
-            counts = (layer.num_kept, layer.num_merged, layer.num_pruned)
-            result.add_row(str(index), *map(str, counts), f"{layer.num_kept / layer.num_tokens:.1%}")
+            rest = (str(layer.num_merged), str(layer.num_pruned), f"{layer.share_kept:.1%}")
+            result.add_row(str(index), str(layer.num_kept), *in_mlp, *rest)
     return result
 
 

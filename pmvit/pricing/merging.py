@@ -12,7 +12,7 @@ from pmvit.pricing.prices import Merge, Part
 
 
 class Clusters:
-    """The groups of one block or of half a block, each named by its first token, and the price of merging any two of them.
+    """The groups of a block or half a block, each named by its first token, and the price of merging any two of them.
 
     Args:
         effects: `E[i, j]` from token j to token i: (rows, tokens, tokens). The squares of an error in all rows add up

@@ -23,8 +23,8 @@ class PriceConfig:
 
     Attributes:
         images: Images to use at most; a loader that ends earlier ends the measurement.
-        parts: `split` gives attention and MLP of a block groups of their own, where the model's blocks allow it; `whole`
-            the same to both.
+        parts: `split` gives attention and MLP of a block groups of their own, where the model's blocks allow it;
+            `whole` the same to both.
         groups: Of `neighbours` in the grid, beside or above each other; or of `any` tokens.
         mirror: Whether an image and its mirror image count alike, as in most photographs: twice the evidence for no
             more passes.

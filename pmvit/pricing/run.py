@@ -124,7 +124,7 @@ def _effects(
         states.callback(recorder.remove_hooks)
         places = recorder.places()
         rows = max(min(int(config.memory * 1e9 / (8 * len(places) * layout.num_patches**2)), ROWS), 1)
-        scale = (rows * sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
+        scale = (sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
         sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in places]
         bar = states.enter_context(Bar("price", len(batches), show=progress))
         for images in batches:
@@ -146,9 +146,10 @@ def _effects(
 
 
 def add_combinations(total: Tensor, effect: Tensor, scale: float, generator: torch.Generator) -> None:
-    """Add the effect of each image to each row, with random signs: so squares add up over the rows as over images."""
-    signs = torch.randint(0, 2, (len(total), len(effect)), generator=generator).float() * 2 - 1
-    total.view(len(total), -1).addmm_(signs, effect.flatten(1), alpha=scale)
+    """Add the effect of each image to some row, with a random sign: squares add up over the rows as over images."""
+    rows = torch.randint(len(total), (len(effect),), generator=generator)
+    signs = torch.randint(0, 2, (len(effect), 1, 1), generator=generator).to(effect.dtype) * 2 - 1
+    total.index_add_(0, rows, effect * signs, alpha=scale)
 
 
 def _first_images(loader: Iterable[Any], count: int) -> Iterator[Tensor]:

@@ -35,6 +35,7 @@ class BlockDescription(TypedDict):
         prefix: Tokens before the patches (class, distillation, registers), which are always kept.
         patches: How many patches come in, and go out.
         kept: How many groups there are: the patch tokens that the block itself runs on.
+        kept_in_mlp: How many of them its MLP runs on: fewer, where the MLP has groups of its own.
         merged: How many patches are merged into another one.
         pruned: How many patches pass the block by.
         states: For each patch, `kept` (it stands for its group), `merged` or `pruned`.
@@ -53,6 +54,7 @@ class BlockDescription(TypedDict):
     prefix: int
     patches: int
     kept: int
+    kept_in_mlp: int
     merged: int
     pruned: int
     states: list[State]
@@ -81,12 +83,13 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[Bloc
             {
                 "block": number,
                 "name": name,
-                "compressed": not layer.is_identity,
+                "compressed": layer.mlp is not None or not layer.is_identity,
                 "grid": list(grid),
                 "windows": None if windows is None else {"size": list(windows.size), "shift": list(windows.shift)},
                 "prefix": prefix,
                 "patches": layer.num_tokens,
                 "kept": layer.num_kept,
+                "kept_in_mlp": (layer.mlp or layer).num_kept,
                 "merged": layer.num_merged,
                 "pruned": layer.num_pruned,
                 "states": layer.states(),

@@ -155,10 +155,11 @@ def _headings(blocks: Sequence[Block]) -> list[Heading]:
 
 def _heading(number: int, layer: LayerPlan) -> Heading:
     counts = (layer.num_kept, layer.num_merged, layer.num_pruned)
+    in_mlp = None if layer.mlp is None else f"{layer.mlp.num_kept} in the MLP"
     if layer.is_identity:
-        return Heading(f"block {number}: all {layer.num_tokens} kept", "not compressed", counts)
+        return Heading(f"block {number}: all {layer.num_tokens} kept", in_mlp or "not compressed", counts)
     name = f"block {number}: {layer.num_kept} of {layer.num_tokens} kept"
-    return Heading(name, f"{layer.num_merged} merged, {layer.num_pruned} pruned", counts)
+    return Heading(name, in_mlp or f"{layer.num_merged} merged, {layer.num_pruned} pruned", counts)
 
 
 def _score_tile(values: Sequence[float], block: Block) -> Tile:

@@ -48,7 +48,9 @@ def viewer_data(blocks: Sequence[BlockDescription], model: nn.Module, pictures: 
 
 def _short(block: BlockDescription, keys: Sequence[str]) -> dict[str, Any]:
     everything: dict[str, Any] = {**block}
-    made = {name: everything[name] for name in ("name", "compressed", "grid", "groups", "centres", "prefix")}
+    made = {
+        name: everything[name] for name in ("name", "compressed", "grid", "groups", "centres", "kept_in_mlp", "prefix")
+    }
     for key in keys:
         values: list[float] | None = everything[key]
         made[key] = None if values is None else [float(f"{value:.3g}") for value in values]

@@ -7,6 +7,7 @@
  * @property {[number, number]} grid Rows and columns.
  * @property {number[]} groups The group of each patch, -1 where it is pruned.
  * @property {number[]} centres The kept patch of each group.
+ * @property {number} kept_in_mlp How many groups the MLP runs on.
  * @property {number} prefix Tokens before the patches.
  * @property {number[]} [weights] The weight of each patch in its group.
  * @property {number[]} [scores] The score of each patch.
@@ -104,7 +105,8 @@ class BlockViewer {
     this.output.textContent = `${this.block} / ${this.blocks.length - 1}`;
     const pruned = block.groups.filter((group) => group === PRUNED).length;
     const kept = block.centres.length;
-    const counts = `${kept} kept, ${block.groups.length - kept - pruned} merged, ${pruned} pruned`;
+    const inMlp = block.kept_in_mlp < kept ? ` (${block.kept_in_mlp} in the MLP)` : "";
+    const counts = `${kept} kept${inMlp}, ${block.groups.length - kept - pruned} merged, ${pruned} pruned`;
     const grid = `${block.grid[0]} × ${block.grid[1]} patches`;
     this.tokens.textContent = block.compressed ? `${grid}: ${counts}` : `${grid}, all of them kept: not compressed`;
     this.tell();
