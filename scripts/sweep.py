@@ -10,7 +10,7 @@ import argparse
 import copy
 import gc
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.models import adapter_for
 from pmvit.outputs import gives_logits, predict
+from pmvit.planning import LayerPlan
 from pmvit.runtime.contenders import in_place_plan
 from scripts.sweep_models import FAMILIES, Candidate, candidates
 
@@ -68,6 +69,28 @@ def change(model: nn.Module, plan: pmvit.Plan, images: Tensor) -> float:
     return difference(predict(pmvit.compress(model, plan), images), predict(model, images))
 
 
+def check_mlps(model: nn.Module, plan: pmvit.Plan, images: Tensor) -> None:
+    """Where MLPs can run on groups of their own: tokens in another order change nothing, fewer of them something."""
+    adapter = adapter_for(model)
+    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
+    if any(adapter.mlp_parts(block) is None for block in blocks):
+        return
+    for is_merged in (False, True):
+        layers = {}
+        for index, order in plan.layers.items():
+            pairs = tuple(token // 2 * 2 if is_merged else token for token in order.centres)
+            groups = [sorted(set(pairs)).index(token) for token in pairs]
+            count = max(groups) + 1
+            weights = tuple(1 / groups.count(group) for group in groups)
+            mlp = LayerPlan(tuple(groups), tuple(groups.index(group) for group in range(count)), weights)
+            layers[index] = replace(LayerPlan.keep_all(order.num_tokens), mlp=mlp)
+        error = change(model, replace(plan, layers=layers), images)
+        if is_merged:
+            check(error > 1e-6, "an MLP on half of the tokens changes nothing")
+        else:
+            check(error < 1e-5, f"an MLP on tokens in another order changes the output by {error:.1e} of its size")
+
+
 def try_model(candidate: Candidate) -> Outcome:
     """Score, plan, compress, compare and decompress one model; any exception becomes the reason."""
     torch.manual_seed(0)
@@ -97,6 +120,7 @@ def try_model(candidate: Candidate) -> Outcome:
             check(error < 1e-5, f"an all-kept plan changes the output by {error:.1e} of its size")
             error = change(model, in_place_plan(layout.grid, len(names), grids), images)
             check(error < 1e-5, f"tokens in another order change the output by {error:.1e} of its size")
+            check_mlps(model, in_place_plan(layout.grid, len(names), grids), images)
         blocks = [model.get_submodule(block) for block in names]
         pmvit.decompress(pmvit.compress(model, pmvit.plan(scores, keep=0.7), inplace=True))
         check(all(model.get_submodule(n) is b for n, b in zip(names, blocks, strict=True)), "decompress makes blocks")

@@ -39,7 +39,9 @@ def test_the_text_says_what_was_done_and_what_it_costs(tmp_path: Path) -> None:
     small = pmvit.compress(model, plan)
     _, text = card_of(small, tmp_path, command="pmvit compress x --keep 0.5")
     for index, layer in plan.layers.items():
-        assert f"| {index} | 36 | {layer.num_kept} | {layer.num_merged} | {layer.num_pruned} |" in text
+        assert (
+            f"| {index} | 36 | {layer.num_kept} | {layer.num_kept} | {layer.num_merged} | {layer.num_pruned} |" in text
+        )
     before, after = pmvit.flops(model), pmvit.flops(small)
     assert f"| {before.gflops:.3f} | {after.gflops:.3f} |" in text
     assert f"{before.macs / after.macs:.2f}x fewer" in text
