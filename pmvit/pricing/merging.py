@@ -2,17 +2,23 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pmvit.cost import BlockCost
 from pmvit.pricing.prices import Merge, Part
 
+Numbers = NDArray[Any]
+
 
 class Clusters:
     """The groups of a block or half a block, each named by its first token, and the price of merging any two of them.
+
+    It takes thousands of small steps, for which NumPy's arrays are quicker than tensors.
 
     Args:
         effects: `E[i, j]` from token j to token i: (rows, tokens, tokens). The squares of an error in all rows add up
@@ -23,35 +29,36 @@ class Clusters:
     def __init__(self, effects: Tensor, near: Tensor) -> None:
         self.left = len(near)
         effects = effects.permute(1, 2, 0)  # rows last: what is read together then lies together
-        self.own = effects.diagonal(dim1=0, dim2=1).T.contiguous()  # the sum of E[i, i] of each group
-        self.within = self.own.clone()  # the sum of E inside each group
-        self.between = (effects + effects.transpose(0, 1)).contiguous()  # sums of E from one group to another and back
-        self.sizes = torch.ones(self.left)
-        self.spent = torch.zeros(self.left)  # what the error of each group costs
-        self.near = near.clone().fill_diagonal_(False)
-        self.groups = torch.arange(self.left)  # the group of each token
-        self.inside = torch.zeros(self.left, dtype=torch.long)  # only groups with the same number may be merged
-        self.prices = torch.stack([self._row(group) for group in range(self.left)])
+        self.own = effects.diagonal(dim1=0, dim2=1).T.contiguous().numpy()  # the sum of E[i, i] of each group
+        self.within = self.own.copy()  # the sum of E inside each group
+        # Sums of E from one group to another and back.
+        self.between = (effects + effects.transpose(0, 1)).contiguous().numpy()
+        self.sizes = np.ones(self.left, dtype=np.float32)
+        self.spent = np.zeros(self.left, dtype=np.float32)  # what the error of each group costs
+        self.near = near.clone().fill_diagonal_(False).numpy()
+        self.groups = np.arange(self.left)  # the group of each token
+        self.inside = np.zeros(self.left, dtype=np.int64)  # only groups with the same number may be merged
+        self.prices = np.stack([self._row(group) for group in range(self.left)])
         self._cheapest: tuple[float, int, int] | None = None
 
-    def _row(self, group: int) -> Tensor:
+    def _row(self, group: int) -> Numbers:
         """The price of merging a group with every other; infinite where they are not near."""
-        prices = torch.full_like(self.sizes, torch.inf)
-        others = torch.nonzero(self.near[group]).flatten()
+        prices = np.full_like(self.sizes, np.inf)
+        others = np.flatnonzero(self.near[group])
         sums = self.within[group] + self.within[others] + self.between[group, others]
         errors = sums / (self.sizes[group] + self.sizes[others])[:, None] - self.own[group] - self.own[others]
-        prices[others] = errors.square().sum(1) / 2 - self.spent[group] - self.spent[others]
+        prices[others] = np.square(errors).sum(1) / 2 - self.spent[group] - self.spent[others]
         return prices
 
-    def stay_inside(self, groups: Tensor) -> None:
+    def stay_inside(self, groups: Numbers) -> None:
         """Let groups be merged only if they lie in one of these groups, given for each token."""
-        self.inside = groups.clone()
+        self.inside = groups.copy()
         self._cheapest = None
 
     def cheapest(self) -> tuple[float, int, int]:
         """What it costs to merge the two groups for which it costs least, and which; infinite if none may be merged."""
         if self._cheapest is None:
-            allowed = torch.where(self.inside[:, None] == self.inside, self.prices, torch.inf)
+            allowed = np.where(self.inside[:, None] == self.inside, self.prices, np.inf)
             first, second = sorted(divmod(int(allowed.argmin()), len(allowed)))
             self._cheapest = float(allowed[first, second]), first, second
         return self._cheapest
@@ -69,7 +76,7 @@ class Clusters:
         self.near[first, [first, second]] = False
         self.near[:, first] = self.near[first]
         self.near[second] = self.near[:, second] = False
-        self.prices[second] = self.prices[:, second] = torch.inf
+        self.prices[second] = self.prices[:, second] = np.inf
         self.prices[first] = self.prices[:, first] = self._row(first)
         self.left -= 1
         self._cheapest = None
@@ -107,7 +114,7 @@ def order_merges(steps: Sequence[Step], num_prefix: int, *, early: float, nested
     for block, after in pairwise(blocks if nested else ()):
         block.stay_inside(after.groups)
     slopes = [slope(number) for number in range(len(blocks))]
-    while (lowest := min(slopes)) < torch.inf:
+    while (lowest := min(slopes)) < np.inf:
         number = slopes.index(lowest)
         yield Merge(steps[number].block, steps[number].part, *blocks[number].merge_cheapest())
         slopes[number] = slope(number)

@@ -147,9 +147,11 @@ def _effects(
 
 def add_combinations(total: Tensor, effect: Tensor, scale: float, generator: torch.Generator) -> None:
     """Add the effect of each image to some row, with a random sign: squares add up over the rows as over images."""
-    rows = torch.randint(len(total), (len(effect),), generator=generator)
-    signs = torch.randint(0, 2, (len(effect), 1, 1), generator=generator).to(effect.dtype) * 2 - 1
-    total.index_add_(0, rows, effect * signs, alpha=scale)
+    rows = torch.randint(len(total), (len(effect),), generator=generator).tolist()
+    signs = (torch.randint(0, 2, (len(effect),), generator=generator) * 2 - 1).tolist()
+    sums = total.numpy()  # small sums, for which waiting for threads would take longer than adding
+    for row, sign, of_image in zip(rows, signs, effect.numpy(), strict=True):
+        sums[row] += sign * scale * of_image
 
 
 def _first_images(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
