@@ -30,17 +30,19 @@ from pmvit.planning import PAPER
 RESULTS = Path(__file__).with_suffix(".json")
 SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks
 SCORED = "scores, `residual`"
-MEASURED: dict[str, dict[str, Any]] = {
-    "measured": {},
-    "measured, not nested": {"nested": False},
+WHOLE = "measured, whole blocks"
+ABLATIONS: dict[str, dict[str, Any]] = {  # at one budget
+    "measured, whole blocks, not nested": {"parts": "whole", "nested": False},
     "measured, `early=1`": {"early": 1.0},
-    "measured, neither": {"nested": False, "early": 1.0},
     "measured, 256 images": {"images": 256},
+    "measured, no mirror images": {"mirror": False},
     "measured, any groups": {"groups": "any"},
 }
+ABLATED = 0.68
+MEASURED: dict[str, dict[str, Any]] = {"measured": {}, WHOLE: {"parts": "whole"}, **ABLATIONS}
 FROM_SCORES = {SCORED: {}, "scores, `pinv` (the paper's plan)": PAPER}
 TOME = "ToMe (depends on the image)"
-METHODS = ["measured", *FROM_SCORES, TOME, *list(MEASURED)[1:]]
+METHODS = ["measured", WHOLE, *FROM_SCORES, TOME, *ABLATIONS]
 
 
 class Candidates:
@@ -95,7 +97,7 @@ def measure(rows: list[Row], count: int) -> None:
     everything = {name: Candidates(name, count) for name in MODELS}
     for method in METHODS:
         for name, candidates in everything.items():
-            for share in SHARES:
+            for share in (ABLATED,) if method in ABLATIONS else SHARES:
                 key = [name, share, method, count]
                 if all(row["key"] != key for row in rows):
                     rows.append({"key": key, **candidates.row(method, share)})

@@ -125,7 +125,7 @@ def test_mistakes_get_one_line(plan: Plan) -> None:
     crossing = LayerPlan((0, *(token // 2 for token in range(1, 36))), PAIRS.centres, PAIRS.weights)
     with pytest.raises(pmvit.PmvitError, match="block 0, mlp: expected unions of attention's groups; group 0"):
         Plan((6, 6), 3, {0: replace(ROWS, mlp=crossing)})
-    with pytest.raises(pmvit.PmvitError, match=r"block 0: .* expected residual reconstruction"):
+    with pytest.raises(pmvit.PmvitError, match=r"block 0: .* takes residual reconstruction; got pinv"):
         replace(plan, reconstruct="pinv")
     with pytest.raises(pmvit.PmvitError, match="block 0: expected groups for attention and for the MLP, got a third"):
         Plan((6, 6), 3, {0: replace(ALL, mlp=replace(PAIRS, mlp=ROWS))})

@@ -197,7 +197,7 @@ def test_halves_are_nested_and_whole_blocks_are_not_split(images: Tensor, prices
     whole = pmvit.price(small_vit(), [images], parts="whole", progress=False)
     assert whole.parts == (("block",),) * 3
     assert all(layer.mlp is None for layer in pmvit.plan(whole, keep=0.5).layers.values())
-    with pytest.raises(pmvit.PmvitError, match="residual reconstruction"):
+    with pytest.raises(pmvit.PmvitError, match="takes residual reconstruction; got pinv"):
         pmvit.plan(prices, keep=0.5, reconstruct="pinv")
     with pytest.raises(pmvit.PmvitError, match="nested=True where attention and MLP are split"):
         replace(prices.config, nested=False)

@@ -75,6 +75,9 @@ SCORE_OPTIONS = {
 }
 PRICE_OPTIONS = {
     "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 1024 if not given.")],
+    "parts": Annotated[
+        str | None, typer.Option(help="measured: split (attention and MLP by themselves; default) or whole blocks.")
+    ],
     "groups": Annotated[str | None, typer.Option(help="measured: groups of neighbours (default) or of any tokens.")],
     "mirror": Annotated[
         bool | None, typer.Option("--mirror/--no-mirror", help="measured: mirror images count as well (default).")

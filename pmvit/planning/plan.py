@@ -329,7 +329,10 @@ def _check_mlp(layer: LayerPlan, mlp: LayerPlan, reconstruct: Reconstruct, where
     if mlp.mlp is not None:
         raise PmvitError(f"{where}: expected groups for attention and for the MLP, got a third kind inside the MLP's")
     if reconstruct != "residual":
-        raise PmvitError(f"{where}: an MLP with groups of its own adds to each token: expected residual reconstruction")
+        raise PmvitError(
+            f"{where}: its MLP has groups of its own, which takes residual reconstruction; got {reconstruct}: "
+            'for that, price with parts="whole"'
+        )
     if layer.num_pruned or mlp.num_pruned:
         raise PmvitError(f"{where}: expected no pruned tokens where the MLP has groups of its own, got some")
     for number, members in enumerate(layer.members()):

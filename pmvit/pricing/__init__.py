@@ -8,8 +8,10 @@ the squared errors, in nats, and prices of different blocks can be compared and 
 
 All that the errors of all possible groups of a block depend on is a matrix for each image, `E[i, j] = g_i . y_j`: a
 group G has the error `sum of E[i, j] over i, j in G / |G| - sum of E[i, i]`. There are two of them, one of the keys and
-one of values and updates together. It takes one forward and one backward pass an image and no labels. What is kept of
-all images are a few hundred random combinations of their matrices: squared errors add up to the same over these.
+one of values and updates together. Where attention and MLP of a block have groups of their own, attention has both,
+with its own update, and the MLP has one, of its update. It takes one forward and one backward pass an image and no
+labels. What is kept of all images are a few hundred random combinations of their matrices: squared errors add up to
+the same over these.
 """
 
 from pmvit.pricing.prices import Merge, PriceConfig, Prices
