@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pmvit
-from pmvit.data.folder import image_folder
+from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_text
 from pmvit.loading import create_model
 from pmvit.models import adapter_for
@@ -48,13 +48,28 @@ def deit_tiny() -> nn.Module:
     )
 
 
-def scores_of(model: nn.Module) -> pmvit.Scores:
-    """Scores of 256 real images, or random ones where there are none."""
+def real_images(model: nn.Module) -> FolderLoader | None:
+    """Images to measure on, 32 a batch, if there are any."""
     folder = DATA / "imagenet" / "train"
     if not folder.is_dir():
+        return None
+    config = adapter_for(model).data_config(model)
+    return image_folder(folder, config, num_classes=1000, batch_size=32, shuffle=True)
+
+
+def scores_of(model: nn.Module) -> pmvit.Scores:
+    """Scores of 256 real images, or random ones where there are none."""
+    loader = real_images(model)
+    if loader is None:
         return pmvit.score(model, [], scorer="random")
-    loader = image_folder(folder, adapter_for(model).data_config(model), num_classes=1000, batch_size=32, shuffle=True)
     return pmvit.score(model, loader, iterations=8, progress=False)
+
+
+def prices_of(model: nn.Module) -> pmvit.Prices:
+    """Prices on 256 real images, or on noise where there are none."""
+    loader = real_images(model)
+    noise = torch.randn(32, *adapter_for(model).input_size(model), generator=torch.Generator().manual_seed(0))
+    return pmvit.price(model, [noise] if loader is None else loader, images=256, progress=False)
 
 
 def training_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:

@@ -2,8 +2,8 @@
 
 Every place (model, runtime, batch) is one interleaved run. Rows land in `deployment.json` and on the page,
 `deployment.md`, as they are measured, so that the command can be stopped and started again. Weights do not change
-speeds: DeiT-Small's and Swin's are random. The scores are DeiT-Tiny's, on 256 real images; Swin's are random. About
-half an hour on two cores.
+speeds: DeiT-Small's and Swin's are random. DeiT-Small has the plan of DeiT-Tiny, which was priced on 256 real images and
+fits, for the grids are the same; Swin has one from random scores. About half an hour on two cores.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import pmvit
-from benchmarks.__main__ import deit_tiny, scores_of
+from benchmarks.__main__ import deit_tiny, prices_of
 from pmvit.files import write_text
 from pmvit.runtime.timing import Ratio
 
@@ -55,14 +55,14 @@ def model_called(name: str) -> nn.Module:
 
 
 def measure(rows: list[Row]) -> None:
-    scores = scores_of(deit_tiny())
+    prices = prices_of(deit_tiny())
     for name, keep, runtime, batch, against in places():
         key = (name, keep, runtime, batch)
         if any((row["model"], row["keep"], row["place"], row["batch"]) == key for row in rows):
             continue
         model = model_called(name)
-        own = pmvit.score(model, [], scorer="random") if name == "Swin-Tiny" else scores
-        small = pmvit.compress(model, pmvit.plan(own, keep=keep))
+        source = pmvit.score(model, [], scorer="random") if name == "Swin-Tiny" else prices
+        small = pmvit.compress(model, pmvit.plan(source, keep=keep))
         rounds = 30 if batch == 1 else 10
         result = pmvit.benchmark(
             small, against=against, runtimes=[runtime.partition(",")[0]], batches=[batch], rounds=rounds
@@ -81,7 +81,8 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
         "threads. Times as fast as the original in the same runtime, medians of paired rounds with 95 % bootstrap "
         "intervals; all contenders of a line took turns in one run. *Bound* is the equal-token bound: the original's "
         "blocks on as many tokens, sliced away, nothing merged and nothing reconstructed. *Optimised* is what export "
-        "writes; *original optimised* is what the passes do for the original.",
+        "writes; *original optimised* is what the passes do for the original. Plans are measured ones, with groups for "
+        "attention and for MLPs; Swin's is from scores.",
         "",
         "| model | keep | runtime | batch | FLOPs | compressed | optimised | bound | compressed / bound "
         "| optimised / bound | original optimised |",
