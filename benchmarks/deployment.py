@@ -2,8 +2,8 @@
 
 Every place (model, runtime, batch) is one interleaved run. Rows land in `deployment.json` and on the page,
 `deployment.md`, as they are measured, so that the command can be stopped and started again. Weights do not change
-speeds: DeiT-Small's and Swin's are random. DeiT-Small has the plan of DeiT-Tiny, which was priced on 256 real images and
-fits, for the grids are the same; Swin has one from random scores. About half an hour on two cores.
+speeds: DeiT-Small's and Swin's are random. DeiT-Small has the plan of DeiT-Tiny, which was priced on 256 real images
+and fits, for the grids are the same; Swin has one from random scores. About half an hour on two cores.
 """
 
 import json
