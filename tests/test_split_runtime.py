@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.merged_mlp import MergedNorm
 from pmvit.models import adapter_for
 from pmvit.models.inference import FewQueries, FlatAttention, FlatBlock, FlatMlp, PartialAttention, PartialMlp
 from pmvit.outputs import predict
@@ -235,3 +236,20 @@ def test_an_optimised_model_can_be_copied_and_cast(vit: Any) -> None:
     fast = copy.deepcopy(optimize_for_inference(small)).double()
     with torch.inference_mode():
         assert torch.allclose(fast(images().double()), small.double()(images().double()), rtol=0, atol=1e-5)
+
+
+def test_full_matrices_around_an_mlp_are_left_alone_unless_only_the_head_reads(vit: Any) -> None:
+    fast: Any = optimize_for_inference(compressed(vit, split_plan(), "dense"))
+    assert [stage.mlp is not None for stage in fast.blocks] == [False, False, False, False, True]
+    assert isinstance(fast.blocks[0].block.norm2, MergedNorm)  # its attention runs on all tokens
+
+
+def test_what_the_model_gives_to_its_blocks_is_not_written_to(vit: Any) -> None:
+    small = pmvit.compress(vit, split_plan())
+    first: Any = optimize_for_inference(small).blocks[0]
+    assert isinstance(first.block, FlatAttention)
+    tokens = torch.randn(2, 37, 48)
+    given = tokens.clone()
+    with torch.inference_mode():
+        first(tokens)
+    assert torch.equal(tokens, given)
