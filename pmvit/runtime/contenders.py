@@ -116,7 +116,7 @@ def _rewire_mlp(adapter: Adapter, block: nn.Module, norm: type["_OnTokens"], mlp
 
 
 class _OnTokens(nn.Module):
-    """A part of a block that runs on some of its tokens, one of each group of the MLP."""
+    """A part of a block that runs on as many of its tokens as its MLP has groups."""
 
     tokens: Tensor
 
@@ -128,23 +128,31 @@ class _OnTokens(nn.Module):
 
 
 class _FirstNormed(_OnTokens):
+    """The first tokens alone, normalised."""
+
     def forward(self, tokens: Tensor) -> Tensor:
         normed: Tensor = self.part(tokens[:, : self.tokens.numel()])
         return normed
 
 
 class _Padded(_OnTokens):
+    """An MLP on them, with no update for the others."""
+
     def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
         return F.pad(self.part(tokens, *positional, **arguments), (0, 0, 0, self.num_left_out))
 
 
 class _TakenNormed(_OnTokens):
+    """One token of each group, taken out and normalised."""
+
     def forward(self, tokens: Tensor) -> Tensor:
         normed: Tensor = self.part(tokens.index_select(1, self.tokens))
         return normed
 
 
 class _PutBack(_OnTokens):
+    """An MLP on them, its updates put where they belong."""
+
     def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
         update: Tensor = self.part(tokens, *positional, **arguments)
         nothing = update.new_zeros(update.shape[0], update.shape[1] + self.num_left_out, update.shape[2])
