@@ -226,6 +226,15 @@ def test_a_token_that_is_never_read_again_is_dropped() -> None:
     assert [len(step.hand_over[0]) for step in tables.steps] == [4, 3, 3]
 
 
+@pytest.mark.parametrize(("count", "num_outputs"), [(99, 100), (97, 97)])
+def test_all_are_computed_where_nearly_all_are_read(count: int, num_outputs: int) -> None:
+    first, last = identity_maps(100), identity_maps(100)
+    last = last._replace(merge=last.merge[:count], from_groups=last.from_groups[:, :count])
+    steps = chain([first, last], torch.arange(1), skip_outputs=[True] * 2).steps
+    assert [(step.num_tokens, step.num_outputs) for step in steps] == [(100, num_outputs), (count, 1)]
+    assert steps[1].hand_over[0].equal(torch.eye(num_outputs, dtype=torch.float64)[:count])
+
+
 def test_an_optimised_model_is_not_taken_for_another() -> None:
     model = small_vit()
     small = pmvit.compress(model, small_plan(model))

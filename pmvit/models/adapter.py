@@ -32,6 +32,7 @@ EXAMPLE = """
 
 
 Target = Literal["eager", "graph", "onnx"]
+Half = Literal["attention", "mlp"]  # of a block, each with what normalises before it and the addition after it
 DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")  # of `Adapter.data_config`
 
 
@@ -171,7 +172,14 @@ class Adapter:
         """Make a constant of what decides the course of a model outside its blocks, in a copy that is only to run."""
 
     def inference_block(
-        self, block: nn.Module, num_tokens: int, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
+        self,
+        block: nn.Module,
+        num_tokens: int,
+        num_outputs: int,
+        bias: Tensor | None,
+        target: Target,
+        inplace: bool,
+        half: Half | None = None,
     ) -> nn.Module:
         """A block for inference alone that computes its first `num_outputs` tokens, with keys and values of all.
 
@@ -182,6 +190,7 @@ class Adapter:
             bias: To add to the attention scores of each token, if any.
             target: What is to run it.
             inplace: It may write to its input.
+            half: Only this half of it; its MLP computes every token it gets.
         """
         raise _missing(self, "inference_block")
 

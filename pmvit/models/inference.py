@@ -1,7 +1,8 @@
 """A plain transformer block, rewritten for inference: normalise, attend, add; normalise, MLP, add, and nothing else.
 
 A host's block is taken apart into `PlainParts` and put together again in one of two forms: `FlatBlock` for eager
-PyTorch, where every call costs, and `PartialBlock` for graphs and for blocks of which only some tokens are read.
+PyTorch, where every call costs, and `PartialBlock` for graphs and for blocks of which only some tokens are read. Where
+attention and MLP run on different tokens, each half stands by itself, in the same two forms.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.models import packed
-from pmvit.models.adapter import Target
+from pmvit.models.adapter import Half, Target
 
 
 class PlainParts(NamedTuple):
@@ -59,18 +60,26 @@ class PlainMlp(nn.Module):
 
 
 def inference_block(
-    parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
+    parts: PlainParts,
+    num_tokens: int,
+    num_outputs: int,
+    bias: Tensor | None,
+    target: Target,
+    inplace: bool,
+    half: Half | None = None,
 ) -> nn.Module:
-    """The form of a block that is cheapest where it runs; see `Adapter.inference_block`."""
-    is_usual = (
-        isinstance(parts.norm1, nn.LayerNorm)
-        and isinstance(parts.norm2, nn.LayerNorm)
-        and isinstance(parts.mlp, PlainMlp)
-        and not parts.norms_heads
-    )
+    """The form of a block or of one half that is cheapest where it runs; see `Adapter.inference_block`."""
+    attention_is_usual = isinstance(parts.norm1, nn.LayerNorm) and not parts.norms_heads
+    mlp_is_usual = isinstance(parts.norm2, nn.LayerNorm) and isinstance(parts.mlp, PlainMlp)
+    is_usual = (attention_is_usual or half == "mlp") and (mlp_is_usual or half == "attention")
     if target == "eager" and num_outputs == num_tokens and is_usual:
-        return FlatBlock(parts, num_tokens, bias, inplace)
-    return PartialBlock(parts, num_tokens, num_outputs, bias, explicit=target == "onnx")
+        if half == "mlp":
+            return FlatMlp(parts, num_tokens, inplace)
+        return (FlatBlock if half is None else FlatAttention)(parts, num_tokens, bias, inplace)
+    if half == "mlp":
+        return PartialMlp(parts, num_outputs)
+    kind = PartialBlock if half is None else PartialAttention
+    return kind(parts, num_tokens, num_outputs, bias, explicit=target == "onnx")
 
 
 def _check_images_alone(arguments: dict[str, Any]) -> None:
@@ -94,10 +103,11 @@ def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-class FlatBlock(packed.Packable):
-    """A usual block on all of its tokens, in as few calls as can be, for a call costs more than some of the sums.
+class Flat(packed.Packable):
+    """For eager PyTorch: as few calls as can be, for a call costs more than some of the sums.
 
-    The tokens of all images are the rows of one table, which is written to. Its weights are its own attributes.
+    The tokens of all images are the rows of one table, which is written to. The weights are attributes of the module
+    itself. Both halves of a block are methods here, so that a whole block is not two modules to call.
     """
 
     norm1_weight: Tensor | None
@@ -113,53 +123,104 @@ class FlatBlock(packed.Packable):
     contract_weight: Tensor
     contract_bias: Tensor | None
     bias: Tensor | None
-    packable = ("qkv_weight", "expand_weight", "contract_weight")
 
-    def __init__(self, parts: PlainParts, num_tokens: int, bias: Tensor | None, inplace: bool) -> None:
+    def __init__(self, parts: PlainParts, num_tokens: int, inplace: bool, layers: dict[str, Any]) -> None:
         super().__init__()
         self.inplace = inplace
         self.num_outputs = self.num_tokens = num_tokens
         self.heads = parts.heads
         self.scale = parts.scale
-        mlp: Any = parts.mlp
-        layers: dict[str, Any] = {
-            "norm1": parts.norm1,
-            "qkv": parts.qkv,
-            "output": parts.output,
-            "norm2": parts.norm2,
-            "expand": mlp.expand,
-            "contract": mlp.contract,
-        }
+        self.width = (parts.output.out_features,)
+        self.epsilons = tuple(getattr(norm, "eps", 0.0) for norm in (parts.norm1, parts.norm2))
         for name, layer in layers.items():
             self.register_parameter(f"{name}_weight", layer.weight)
             self.register_parameter(f"{name}_bias", layer.bias)
-        self.width = (parts.output.out_features,)
-        self.epsilons = (layers["norm1"].eps, layers["norm2"].eps)
+
+    def writable(self, tokens: Tensor, arguments: dict[str, object]) -> Tensor:
+        """The tokens, or a copy, where the result may be written."""
+        if arguments:
+            _check_images_alone(arguments)
+        if self.inplace and tokens.is_contiguous():
+            return tokens
+        return tokens.clone(memory_format=torch.contiguous_format)
+
+    def add_attention(self, rows: Tensor) -> None:
+        normed = torch.layer_norm(rows, self.width, self.norm1_weight, self.norm1_bias, self.epsilons[0])
+        qkv = self.linear(normed, self.qkv_weight, self.qkv_bias).view(-1, self.num_tokens, 3, *self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, scale=self.scale)
+        rows.add_(F.linear(attended.transpose(1, 2).reshape(rows.shape[0], -1), self.output_weight, self.output_bias))
+
+    def add_mlp(self, rows: Tensor) -> None:
+        normed = torch.layer_norm(rows, self.width, self.norm2_weight, self.norm2_bias, self.epsilons[1])
+        hidden = self.linear_gelu(normed, self.expand_weight, self.expand_bias)
+        rows.add_(self.linear(hidden, self.contract_weight, self.contract_bias))
+
+
+def _mlp_layers(parts: PlainParts) -> dict[str, Any]:
+    mlp: Any = parts.mlp
+    return {"norm2": parts.norm2, "expand": mlp.expand, "contract": mlp.contract}
+
+
+class FlatAttention(Flat):
+    """The attention of a usual block, for all of its tokens."""
+
+    packable: tuple[str, ...] = ("qkv_weight",)
+
+    def __init__(
+        self,
+        parts: PlainParts,
+        num_tokens: int,
+        bias: Tensor | None,
+        inplace: bool,
+        others: dict[str, Any] | None = None,
+    ) -> None:
+        layers = {"norm1": parts.norm1, "qkv": parts.qkv, "output": parts.output}
+        super().__init__(parts, num_tokens, inplace, {**layers, **(others or {})})
         # Written out in full, it costs fused attention less than one row that is repeated.
         bias = None if bias is None else bias.expand(1, 1, num_tokens, num_tokens).contiguous()
         self.register_buffer("bias", bias, persistent=False)
         self.pack()
 
     def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
-        if arguments:
-            _check_images_alone(arguments)
-        if not (self.inplace and tokens.is_contiguous()):
-            tokens = tokens.clone(memory_format=torch.contiguous_format)
-        linear = self.linear
-        rows = tokens.view(-1, *self.width)
-        normed = torch.layer_norm(rows, self.width, self.norm1_weight, self.norm1_bias, self.epsilons[0])
-        qkv = linear(normed, self.qkv_weight, self.qkv_bias).view(-1, self.num_tokens, 3, *self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, scale=self.scale)
-        rows.add_(F.linear(attended.transpose(1, 2).reshape(rows.shape[0], -1), self.output_weight, self.output_bias))
-        normed = torch.layer_norm(rows, self.width, self.norm2_weight, self.norm2_bias, self.epsilons[1])
-        hidden = self.linear_gelu(normed, self.expand_weight, self.expand_bias)
-        rows.add_(linear(hidden, self.contract_weight, self.contract_bias))
+        tokens = self.writable(tokens, arguments)
+        self.add_attention(tokens.view(-1, *self.width))
         return tokens
 
 
-class PartialBlock(nn.Module):
-    """A plain block that computes its first `num_outputs` tokens, with keys and values of all.
+class FlatMlp(Flat):
+    """The MLP of a usual block."""
+
+    packable = ("expand_weight", "contract_weight")
+
+    def __init__(self, parts: PlainParts, num_tokens: int, inplace: bool) -> None:
+        super().__init__(parts, num_tokens, inplace, _mlp_layers(parts))
+        self.pack()
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        tokens = self.writable(tokens, arguments)
+        self.add_mlp(tokens.view(-1, *self.width))
+        return tokens
+
+
+class FlatBlock(FlatAttention):
+    """A usual block on all of its tokens."""
+
+    packable = FlatAttention.packable + FlatMlp.packable
+
+    def __init__(self, parts: PlainParts, num_tokens: int, bias: Tensor | None, inplace: bool) -> None:
+        super().__init__(parts, num_tokens, bias, inplace, _mlp_layers(parts))
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        tokens = self.writable(tokens, arguments)
+        rows = tokens.view(-1, *self.width)
+        self.add_attention(rows)
+        self.add_mlp(rows)
+        return tokens
+
+
+class PartialAttention(nn.Module):
+    """The attention of a plain block for its first `num_outputs` tokens, with keys and values of all.
 
     The tokens of all images are rows of one table wherever they need not be told apart: runtimes multiply tables.
     """
@@ -168,7 +229,7 @@ class PartialBlock(nn.Module):
         self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
     ) -> None:
         super().__init__()
-        self.norm1, self.norm2, self.mlp = parts.norm1, parts.norm2, parts.mlp
+        self.norm1 = parts.norm1
         self.num_tokens = num_tokens
         self.num_outputs = num_outputs
         if FewQueries.is_cheaper(parts, num_tokens, num_outputs):
@@ -176,17 +237,50 @@ class PartialBlock(nn.Module):
         else:
             self.attention = SplitAttention(parts, num_tokens, num_outputs, bias, explicit)
 
-    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
-        _check_images_alone(arguments)
+    def attend(self, tokens: Tensor) -> Tensor:
+        """The outputs of all images as rows."""
         width = tokens.shape[-1]
         rows = tokens.reshape(-1, width)
         normed = self.norm1(rows)
         if self.num_outputs < self.num_tokens:
             rows = tokens[:, : self.num_outputs].reshape(-1, width)
-        rows = rows + self.attention(normed)
-        rows = rows + self.mlp(self.norm2(rows))
-        outputs: Tensor = rows.view(-1, self.num_outputs, width)
-        return outputs
+        attended: Tensor = rows + self.attention(normed)
+        return attended
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        _check_images_alone(arguments)
+        return self.attend(tokens).view(-1, self.num_outputs, tokens.shape[-1])
+
+
+class PartialMlp(nn.Module):
+    """The MLP of a plain block."""
+
+    def __init__(self, parts: PlainParts, num_tokens: int) -> None:
+        super().__init__()
+        self.norm2, self.mlp = parts.norm2, parts.mlp
+        self.num_outputs = self.num_tokens = num_tokens
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        _check_images_alone(arguments)
+        rows = tokens.reshape(-1, tokens.shape[-1])
+        outputs: Tensor = rows + self.mlp(self.norm2(rows))
+        return outputs.view(tokens.shape)
+
+
+class PartialBlock(PartialAttention):
+    """A plain block that computes its first `num_outputs` tokens, with keys and values of all."""
+
+    def __init__(
+        self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
+    ) -> None:
+        super().__init__(parts, num_tokens, num_outputs, bias, explicit)
+        self.norm2, self.mlp = parts.norm2, parts.mlp
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        _check_images_alone(arguments)
+        rows = self.attend(tokens)
+        outputs: Tensor = rows + self.mlp(self.norm2(rows))
+        return outputs.view(-1, self.num_outputs, tokens.shape[-1])
 
 
 class SplitAttention(nn.Module):

@@ -8,6 +8,7 @@ from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
 from torch import Tensor, nn
 
 from pmvit.models.adapter import (
+    Half,
     HostChange,
     Target,
     TokenLayout,
@@ -95,9 +96,16 @@ class TimmViT(TimmModel):
         return is_plain(block)
 
     def inference_block(
-        self, block: nn.Module, num_tokens: int, num_outputs: int, bias: Tensor | None, target: Target, inplace: bool
+        self,
+        block: nn.Module,
+        num_tokens: int,
+        num_outputs: int,
+        bias: Tensor | None,
+        target: Target,
+        inplace: bool,
+        half: Half | None = None,
     ) -> nn.Module:
-        return inference_block(parts_of(block), num_tokens, num_outputs, bias, target, inplace)
+        return inference_block(parts_of(block), num_tokens, num_outputs, bias, target, inplace, half)
 
     @contextmanager
     def for_scoring(self, model: Host) -> Iterator[None]:

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.compress import compress, decompress, is_compressed
 from pmvit.cost import flops
 from pmvit.errors import PmvitError
+from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.methods import Tome, apply
 from pmvit.methods.budget import nearest
 from pmvit.models import Adapter, TokenLayout, adapter_for
@@ -48,7 +50,8 @@ def optimized(model: nn.Module, target: Target) -> nn.Module:
 def bound(model: nn.Module, target: Target) -> nn.Module:
     """The equal-token bound: as many tokens in each block, sliced away, with nothing merged and nothing reconstructed.
 
-    It computes nothing of use, and says what fewer tokens can bring in a runtime. Its blocks are the original's.
+    It computes nothing of use, and says what fewer tokens can bring in a runtime. Its blocks are the original's; where
+    an MLP has groups of its own, it runs on as many of the first tokens.
     """
     model = copy.deepcopy(model)
     adapter = adapter_for(model)
@@ -58,6 +61,7 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
     for names in runs:
         for name in names:
             block, tokens = _inside(model, name, layouts[name])
+            _rewire_mlp(adapter, model.get_submodule(name), _FirstNormed, _Padded)
             sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
             adapter.stand_in(sliced, block)
             model.set_submodule(name, sliced)
@@ -65,11 +69,15 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
 
 
 def direct(model: nn.Module, target: Target) -> nn.Module:
-    """The paper's "Direct" operation (Table IV): take the kept tokens out, run the block, put them back."""
+    """The paper's "Direct" operation (Table IV): take the kept tokens out, run the block, put them back.
+
+    Where an MLP has groups of its own, one token of each is taken out once more inside the block.
+    """
     model = copy.deepcopy(model)
     adapter = adapter_for(model)
     for name, layout in _layouts(adapter, model).items():
         block, tokens = _inside(model, name, layout)
+        _rewire_mlp(adapter, model.get_submodule(name), _TakenNormed, _PutBack)
         taken = _TakenOut(block, tokens)
         adapter.stand_in(taken, block)
         model.set_submodule(name, taken)
@@ -91,6 +99,64 @@ def _inside(model: nn.Module, name: str, layout: TokenLayout) -> tuple[nn.Module
         tokens = block.centres
         block = block.block if adapter.computes_partly(block.block) else Narrowed(block)
     return block, tokens
+
+
+def _rewire_mlp(adapter: Adapter, block: nn.Module, norm: type["_OnTokens"], mlp: type["_OnTokens"]) -> None:
+    """Let others stand in for what normalises before an MLP with groups of its own, and for the MLP."""
+    inside = block.block if isinstance(block, PruneMerge) else block
+    parts = adapter.mlp_parts(inside)
+    matrices = mlp_matrices_of(inside, parts)
+    if parts is None or matrices is None:
+        return
+    first_members = matrices.merge_columns[matrices.merge_offsets]
+    num_tokens = matrices.num_prefix + matrices.num_patches
+    for name, kind in zip(parts, (norm, mlp), strict=True):
+        host = unwrapped(inside.get_submodule(name))
+        inside.set_submodule(name, kind(host, first_members, num_tokens))
+
+
+class _OnTokens(nn.Module):
+    """A part of a block that runs on as many of its tokens as its MLP has groups."""
+
+    tokens: Tensor
+
+    def __init__(self, part: nn.Module, tokens: Tensor, num_tokens: int) -> None:
+        super().__init__()
+        self.part = part
+        self.num_left_out = num_tokens - tokens.numel()
+        self.register_buffer("tokens", tokens, persistent=False)
+
+
+class _FirstNormed(_OnTokens):
+    """The first tokens alone, normalised."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        normed: Tensor = self.part(tokens[:, : self.tokens.numel()])
+        return normed
+
+
+class _Padded(_OnTokens):
+    """An MLP on them, with no update for the others."""
+
+    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
+        return F.pad(self.part(tokens, *positional, **arguments), (0, 0, 0, self.num_left_out))
+
+
+class _TakenNormed(_OnTokens):
+    """One token of each group, taken out and normalised."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        normed: Tensor = self.part(tokens.index_select(1, self.tokens))
+        return normed
+
+
+class _PutBack(_OnTokens):
+    """An MLP on them, its updates put where they belong."""
+
+    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
+        update: Tensor = self.part(tokens, *positional, **arguments)
+        nothing = update.new_zeros(update.shape[0], update.shape[1] + self.num_left_out, update.shape[2])
+        return nothing.index_copy(1, self.tokens, update)
 
 
 class _Sliced(nn.Module):

@@ -9,6 +9,9 @@ two blocks: a *table* of groups and remainder takes their place, and the way fro
 
 is one constant, sparse matrix: the *hand-over*. Walking backwards from what the head reads tells which of its rows
 anything still depends on.
+
+A block whose MLP runs on groups of its own is two such blocks, one after the other: what stands between its halves is
+a table as well.
 """
 
 from collections.abc import Sequence
@@ -18,13 +21,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pmvit.prune_merge import PruneMerge
+from pmvit.prune_merge import PruneMerge, TokenMatrices
 
-EXACT = 1e-6  # smaller entries are rounding errors of weights stored in float32
+EXACT = 1e-6  # entries this near to a whole number differ by rounding errors of weights stored in float32
+MOST = 0.97  # a block that computes a larger share of its tokens takes less time to compute all than to choose
 
 
 class BlockMaps(NamedTuple):
-    """The maps around one block, for all tokens of an image (N), in float64.
+    """The maps around one block, or around one half of it, for all tokens of an image (N), in float64.
 
     Attributes:
         merge: M (m x N), from the tokens to the groups the block runs on.
@@ -40,7 +44,7 @@ class BlockMaps(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One block in a chain of tables.
+    """One block, or one half, in a chain of tables.
 
     Attributes:
         hand_over: From the table before to this one; more than one factor if the tokens themselves stand in between.
@@ -69,21 +73,42 @@ def identity_maps(num_tokens: int) -> BlockMaps:
     return BlockMaps(identity, identity[:0], identity, identity[:, :0])
 
 
-def maps_of(wrapper: PruneMerge) -> BlockMaps:
-    """The maps of a compressed block, prefix tokens included."""
-    prefix = torch.eye(wrapper.num_prefix)
-    merge = torch.block_diag(prefix, wrapper.merge_matrix().detach().cpu().float()).double()
-    back = torch.block_diag(prefix, wrapper.reconstruct_matrix().detach().cpu().float()).double()
-    if wrapper.reconstruct == "pinv":
-        kept = torch.diag(1 - wrapper.token_mask.cpu().double())
+def maps_of(matrices: TokenMatrices) -> BlockMaps:
+    """The maps of a compressed block, or of M and R around a part of one, prefix tokens included."""
+    prefix = torch.eye(matrices.num_prefix)
+    merge = torch.block_diag(prefix, matrices.merge_matrix().detach().cpu().float()).double()
+    back = torch.block_diag(prefix, matrices.reconstruct_matrix().detach().cpu().float()).double()
+    if isinstance(matrices, PruneMerge) and matrices.reconstruct == "pinv":
+        kept = torch.diag(1 - matrices.token_mask.cpu().double())
     else:
         kept = torch.eye(len(back), dtype=torch.float64) - back @ merge
-    if wrapper.learn == "dense":  # its groups may overlap: no row says anything about another
+    if matrices.learn == "dense":  # its groups may overlap: no row says anything about another
         is_carried = (kept.abs() >= EXACT).any(1)
         from_remainder, remainder = torch.eye(len(back), dtype=torch.float64)[:, is_carried], kept[is_carried]
     else:
         from_remainder, remainder = factor(kept, merge)
     return BlockMaps(merge, remainder, back, from_remainder)
+
+
+def halves_of(block: BlockMaps, mlp: BlockMaps) -> tuple[BlockMaps, BlockMaps]:
+    """The maps around the attention of a block and around its MLP.
+
+    Args:
+        block: From and to the tokens of the image, around the block.
+        mlp: From and to the tokens of the block, around its MLP.
+    """
+    num_groups, num_carried = len(block.merge), len(block.remainder)
+    table = torch.eye(num_groups + num_carried, dtype=torch.float64)
+    past = torch.eye(num_carried, dtype=torch.float64)
+    return (
+        BlockMaps(block.merge, block.remainder, table[:, :num_groups], table[:, num_groups:]),
+        BlockMaps(
+            merge=torch.block_diag(mlp.merge, past[:0]),
+            remainder=torch.block_diag(mlp.remainder, past),
+            from_groups=block.from_groups @ mlp.from_groups,
+            from_remainder=torch.cat([block.from_groups @ mlp.from_remainder, block.from_remainder], dim=1),
+        ),
+    )
 
 
 def factor(kept: Tensor, merge: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,6 +153,7 @@ def chain(
     read_by_head: Tensor,
     *,
     skip_outputs: Sequence[bool],
+    is_mlp: Sequence[bool] | None = None,
     shortcut: bool = True,
     drop_dead: bool = True,
     fuse: bool = True,
@@ -135,13 +161,16 @@ def chain(
     """Walk backwards through the blocks and keep what anything later depends on.
 
     Args:
-        maps: Of each block, first to last.
+        maps: Of each block, or of each half, first to last.
         read_by_head: The tokens that what comes after the blocks reads.
         skip_outputs: For each block, whether it can compute some of its tokens only and take them in another order.
+        is_mlp: For each block, whether it is the MLP half of one: it then gets no tokens but those it computes.
         shortcut: The last block computes only what the head reads.
         drop_dead: The others compute only what something depends on, and nothing else is carried.
         fuse: Make one matrix of leaving a block and entering the next.
     """
+    is_mlp = is_mlp or [False] * len(maps)
+    first_of_last_block = len(maps) - (2 if is_mlp[-1] else 1)
     num_tokens = maps[-1].from_groups.shape[0]
     wanted = torch.eye(num_tokens, dtype=torch.float64)[read_by_head]  # from the tokens to the rows wanted of them
     after: list[tuple[Tensor, ...]] = []  # the hand-over behind each block, last to first
@@ -149,17 +178,22 @@ def chain(
     for number in reversed(range(len(maps))):
         block = maps[number]
         num_groups = len(block.merge)
-        is_last = number == len(maps) - 1
+        skips = shortcut if number >= first_of_last_block else drop_dead
         leave = torch.cat([block.from_groups, block.from_remainder], dim=1)
         used = (_clean(wanted @ leave) != 0).any(0)
-        computes_all = not (skip_outputs[number] and (shortcut if is_last else drop_dead))
-        is_output = torch.ones(num_groups, dtype=torch.bool) if computes_all else used[:num_groups]
-        order = torch.cat([torch.nonzero(is_output).flatten(), torch.nonzero(~is_output).flatten()])
+        is_output = used[:num_groups] | (not (skip_outputs[number] and skips))
+        if is_mlp[number]:
+            order = torch.nonzero(is_output).flatten()
+        else:
+            is_output |= is_output.double().mean() > MOST
+            order = torch.cat([torch.nonzero(is_output).flatten(), torch.nonzero(~is_output).flatten()])
         num_outputs = int(is_output.sum())
-        carried = torch.nonzero(used[num_groups:] | (not drop_dead)).flatten()
+        # What is carried past the last MLP would have to be computed by the attention before it.
+        drops = drop_dead or (is_mlp[number] and skips)
+        carried = torch.nonzero(used[num_groups:] | (not drops)).flatten()
         leave = leave[:, torch.cat([order[:num_outputs], num_groups + carried])]
         after.append((_clean(wanted @ leave),) if fuse else _two_factors(wanted, leave, drop_dead))
-        blocks.append((num_groups, num_outputs, order))
+        blocks.append((len(order), num_outputs, order))
         wanted = torch.cat([block.merge[order], block.remainder[carried]])
     before = [(wanted,), *after[:0:-1]]
     steps = [Step(maps, *block) for maps, block in zip(before, reversed(blocks), strict=True)]
@@ -173,5 +207,6 @@ def _two_factors(enter: Tensor, leave: Tensor, drop_dead: bool) -> tuple[Tensor,
 
 
 def _clean(matrix: Tensor) -> Tensor:
-    """Without what is a rounding error."""
-    return torch.where(matrix.abs() < EXACT, 0.0, matrix)
+    """Without what is a rounding error: a mean that is handed back to its members and taken again is a copy."""
+    whole = matrix.round()
+    return torch.where((matrix - whole).abs() < EXACT, whole, matrix)

@@ -10,6 +10,7 @@ Every pass is exact; together they make a compressed model run on little more th
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
@@ -19,11 +20,12 @@ from torch import Tensor, nn
 from pmvit._modes import check_trainable
 from pmvit.compress import compression_of
 from pmvit.errors import PmvitError
+from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.models import Adapter, adapter_for
-from pmvit.models.adapter import Target
-from pmvit.prune_merge import PruneMerge
-from pmvit.runtime.maps import chain, identity_maps, maps_of
-from pmvit.runtime.stages import FORMS, Form, HandOver, Narrowed, Stage, cheapest_form, hand_overs
+from pmvit.models.adapter import Half, Target
+from pmvit.prune_merge import PruneMerge, TokenMatrices
+from pmvit.runtime.maps import BlockMaps, Step, chain, halves_of, identity_maps, maps_of
+from pmvit.runtime.stages import FORMS, Form, Handed, HandOver, Narrowed, Stage, cheapest_form, hand_overs
 from pmvit.runtime.window_runs import chain_windows
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -95,7 +97,8 @@ def optimize_for_inference(model: Model, **options: Any) -> Model:
 
 def _can_gain(adapter: Adapter, block: nn.Module) -> bool:
     """Whether the passes know what to do with a block."""
-    return isinstance(block, PruneMerge) or adapter.computes_partly(block)
+    has_own_mlp = mlp_matrices_of(block, adapter.mlp_parts(block)) is not None
+    return has_own_mlp or isinstance(block, PruneMerge) or adapter.computes_partly(block)
 
 
 def _place_stages(
@@ -112,38 +115,57 @@ def _place_stages(
         _part(adapter, model.get_submodule(name), config.rewrite, read is not None and name == names[-1])
         for name in names
     ]
+    for part in parts:
+        if config.target != "eager" and not part.computes_partly:
+            _unfold_mlp(part.block, adapter, form)
     tables = chain(
-        [maps_of(part.wrapper) if part.wrapper is not None else identity_maps(num_inputs) for part in parts],
+        [maps for part in parts for maps in part.maps(num_inputs)],
         torch.arange(num_read),
-        skip_outputs=[part.computes_partly for part in parts],
+        skip_outputs=[part.computes_partly for part in parts for _ in part.halves],
+        is_mlp=[half == "mlp" for part in parts for half in part.halves],
         shortcut=config.shortcut,
         drop_dead=config.drop_dead,
         fuse=config.fuse,
     )
-    for name, part, step in zip(names, parts, tables.steps, strict=True):
-        hand_over = hand_overs(step.hand_over, num_outputs, step.num_tokens, form)
-        block = part.block
-        if part.computes_partly:
-            has_bias = part.wrapper is not None and part.wrapper.log_sizes is not None
-            bias = part.wrapper.log_sizes[step.order] if has_bias else None
-            inplace = config.target == "eager" and (bool(hand_over) or name != names[0])
-            block = adapter.inference_block(block, step.num_tokens, step.num_outputs, bias, config.target, inplace)
-        elif part.wrapper is not None:
-            block = Narrowed(part.wrapper)
-        num_inputs, num_outputs = num_outputs, step.num_outputs
+    steps = iter(tables.steps)
+    for name, part in zip(names, parts, strict=True):
+        num_inputs, halves = num_outputs, []
+        for half in part.halves:
+            step = next(steps)
+            hand_over = hand_overs(step.hand_over, num_outputs, step.num_tokens, form)
+            is_own = bool(hand_over) or name != names[0] or half == "mlp"  # not what the model gives to its blocks
+            halves.append((hand_over, _runnable(adapter, part, half, step, config.target, is_own)))
+            num_outputs = step.num_outputs
         to_head = hand_overs(tables.to_head, num_outputs, num_read, form) if name == names[-1] else None
-        stage = Stage(num_inputs, hand_over, block, to_head)
+        stage = Stage(num_inputs, *halves[0], to_head, mlp=halves[1] if len(halves) > 1 else None)
         if len(names) == 1 and part.wrapper is not None:
             adapter.stand_in(stage, part.block)
         model.set_submodule(name, stage)
 
 
 class _Part(NamedTuple):
-    """A block as the passes see it: what runs, its compression if that becomes part of the tables, what it can do."""
+    """A block as the passes see it.
+
+    Attributes:
+        block: What runs.
+        wrapper: Its compression, if that becomes part of the tables.
+        computes_partly: Whether it is rewritten, and can compute some of its tokens only.
+        mlp: M and R around its MLP, if that becomes a block of its own in the tables.
+    """
 
     block: nn.Module
     wrapper: Any
     computes_partly: bool
+    mlp: TokenMatrices | None = None
+
+    @property
+    def halves(self) -> tuple[Half | None, ...]:
+        return (None,) if self.mlp is None else ("attention", "mlp")
+
+    def maps(self, num_tokens: int) -> tuple[BlockMaps, ...]:
+        """One for each of the halves."""
+        around = maps_of(self.wrapper) if self.wrapper is not None else identity_maps(num_tokens)
+        return (around,) if self.mlp is None else halves_of(around, maps_of(self.mlp))
 
 
 def _part(adapter: Adapter, block: nn.Module, rewrite: bool, feeds_head: bool) -> _Part:
@@ -152,9 +174,34 @@ def _part(adapter: Adapter, block: nn.Module, rewrite: bool, feeds_head: bool) -
     Full learned matrices would only grow if they were multiplied: such a block is left as it is, unless it is the last
     one, of whose reconstruction nothing remains but the prefix tokens.
     """
-    if not isinstance(block, PruneMerge):
-        return _Part(block, None, rewrite and adapter.computes_partly(block))
-    computes_partly = rewrite and adapter.computes_partly(block.block)
-    if block.learn == "dense" and not (feeds_head and computes_partly):
+    wrapper = block if isinstance(block, PruneMerge) else None
+    inside = block if wrapper is None else wrapper.block
+    mlp = mlp_matrices_of(inside, adapter.mlp_parts(inside))
+    computes_partly = rewrite and adapter.computes_partly(inside)
+    is_dense = any(matrices is not None and matrices.learn == "dense" for matrices in (wrapper, mlp))
+    if is_dense and not (feeds_head and computes_partly):
         return _Part(block, None, False)
-    return _Part(block.block, block, computes_partly)
+    return _Part(inside, wrapper, computes_partly, mlp if computes_partly else None)
+
+
+def _runnable(adapter: Adapter, part: _Part, half: Half | None, step: Step, target: Target, is_own: bool) -> nn.Module:
+    """What runs a block, or a half of it, on the tokens of its step; they may be written to if they are its own."""
+    if not part.computes_partly:
+        return part.block if part.wrapper is None else Narrowed(part.wrapper)
+    has_bias = half != "mlp" and part.wrapper is not None and part.wrapper.log_sizes is not None
+    bias = part.wrapper.log_sizes[step.order] if has_bias else None
+    inplace = target == "eager" and is_own
+    return adapter.inference_block(part.block, step.num_tokens, step.num_outputs, bias, target, inplace, half)
+
+
+def _unfold_mlp(block: nn.Module, adapter: Adapter, form: Callable[[Tensor], type[HandOver]]) -> None:
+    """Let a block that is not rewritten multiply with M and R around its MLP in a form that graphs can hold."""
+    parts = adapter.mlp_parts(block)
+    matrices = mlp_matrices_of(block, parts)
+    if parts is None or matrices is None:
+        return
+    maps = maps_of(matrices)
+    norm, mlp = (unwrapped(block.get_submodule(part)) for part in parts)
+    merge, spread = (form(matrix)(matrix, matrix.shape[1], len(matrix)) for matrix in (maps.merge, maps.from_groups))
+    block.set_submodule(parts[0], Handed(norm, before=merge))
+    block.set_submodule(parts[1], Handed(mlp, after=spread))

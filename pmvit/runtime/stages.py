@@ -262,16 +262,30 @@ def hand_overs(
 class Stage(nn.Module):
     """A hand-over and the block after it. The first stage takes tokens; the last, which hands over to the head, returns
     them; what travels in between are tables.
+
+    Args:
+        num_inputs: How many tokens come.
+        hand_over: What makes those for the block of them.
+        block: The block, or its attention if its MLP runs on other tokens.
+        to_head: In the last stage, what makes the tokens that the head reads.
+        mlp: What makes the tokens for such an MLP, and the MLP.
     """
 
     def __init__(
-        self, num_inputs: int, hand_over: list[HandOver], block: nn.Module, to_head: list[HandOver] | None = None
+        self,
+        num_inputs: int,
+        hand_over: list[HandOver],
+        block: nn.Module,
+        to_head: list[HandOver] | None = None,
+        mlp: tuple[list[HandOver], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.num_inputs = num_inputs
         self.hand_over = nn.ModuleList(hand_over)
         self.block = block
         self.to_head = nn.ModuleList(to_head) if to_head is not None else None
+        self.halfway = nn.ModuleList(mlp[0]) if mlp is not None else None
+        self.mlp = mlp[1] if mlp is not None else None
 
     def forward(
         self, state: Tensor | Table, *positional: object, **arguments: object
@@ -287,11 +301,31 @@ class Stage(nn.Module):
         output = self.block(table.tokens, *positional, **arguments)
         tokens, *others = output if isinstance(output, tuple) else (output,)
         table = table.after_block(tokens)
+        if self.halfway is not None and self.mlp is not None:
+            for hand_over in self.halfway:
+                table = hand_over(table)
+            table = table.after_block(self.mlp(table.tokens))
         if self.to_head is None:
             return table
         for hand_over in self.to_head:
             table = hand_over(table)
         return (table.tokens, *others) if isinstance(output, tuple) else table.tokens
+
+
+class Handed(nn.Module):
+    """A module of a host with a product before or after it, for tokens alone."""
+
+    def __init__(self, module: nn.Module, before: HandOver | None = None, after: HandOver | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.before = before
+        self.after = after
+
+    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
+        if self.before is not None:
+            tokens = self.before(Table(tokens)).tokens
+        tokens = self.module(tokens, *positional, **arguments)
+        return tokens if self.after is None else cast(Table, self.after(Table(tokens))).tokens
 
 
 class Narrowed(nn.Module):
