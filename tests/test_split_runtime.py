@@ -253,3 +253,11 @@ def test_what_the_model_gives_to_its_blocks_is_not_written_to(vit: Any) -> None:
     with torch.inference_mode():
         first(tokens)
     assert torch.equal(tokens, given)
+
+
+def test_the_halves_of_a_block_make_the_block(vit: Any) -> None:
+    halves = adapter_for(vit).halves(vit.blocks[1])
+    tokens = torch.randn(2, 37, 48, generator=torch.Generator().manual_seed(31))
+    assert halves is not None
+    with torch.inference_mode():
+        assert torch.equal(halves[1](halves[0](tokens)), vit.blocks[1](tokens))

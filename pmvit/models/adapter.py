@@ -194,6 +194,13 @@ class Adapter:
         """
         raise _missing(self, "inference_block")
 
+    def halves(self, block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+        """A block as its library runs it, in two: tokens with the update of attention, then with that of the MLP.
+
+        `None` where it cannot be taken apart. Only benchmarks ask: they slice tokens away in between.
+        """
+        return None
+
     def computes_partly(self, block: nn.Module) -> bool:
         """Whether `inference_block` knows the block; its tokens may then come in any order."""
         return False

@@ -5,7 +5,7 @@ from typing import Any
 from timm.layers import Attention
 from timm.layers import Mlp as TimmMlp
 from timm.models.vision_transformer import Block
-from torch import nn
+from torch import Tensor, nn
 
 from pmvit.merged_mlp import unwrapped
 from pmvit.models.inference import PlainMlp, PlainParts, scaled
@@ -46,3 +46,32 @@ def parts_of(block: Host) -> PlainParts:
         norm2=unwrapped(block.norm2),
         mlp=mlp,
     )
+
+
+class AttentionHalf(nn.Module):
+    """The first line of a block's own forward."""
+
+    def __init__(self, block: Host) -> None:
+        super().__init__()
+        self.norm, self.attn, self.scale, self.drop = block.norm1, block.attn, block.ls1, block.drop_path1
+
+    def forward(self, tokens: Tensor, **arguments: Any) -> Tensor:
+        result: Tensor = tokens + self.drop(self.scale(self.attn(self.norm(tokens), **arguments)))
+        return result
+
+
+class MlpHalf(nn.Module):
+    """The second one."""
+
+    def __init__(self, block: Host) -> None:
+        super().__init__()
+        self.norm, self.mlp, self.scale, self.drop = (
+            unwrapped(block.norm2),
+            unwrapped(block.mlp),
+            block.ls2,
+            block.drop_path2,
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = tokens + self.drop(self.scale(self.mlp(self.norm(tokens))))
+        return result

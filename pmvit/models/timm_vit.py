@@ -18,7 +18,7 @@ from pmvit.models.adapter import (
     select_tokens,
 )
 from pmvit.models.inference import inference_block
-from pmvit.models.timm_inference import is_plain, parts_of
+from pmvit.models.timm_inference import AttentionHalf, MlpHalf, is_plain, parts_of
 from pmvit.models.timm_model import TimmModel, input_channels
 from pmvit.prune_merge import PruneMerge
 
@@ -91,6 +91,9 @@ class TimmViT(TimmModel):
     def tokens_read(self, model: Host) -> int | None:
         pooled_by_attention = getattr(model, "attn_pool", None) is not None
         return int(model.num_prefix_tokens) if model.global_pool == "token" and not pooled_by_attention else None
+
+    def halves(self, block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+        return (AttentionHalf(block), MlpHalf(block)) if is_plain(block) else None
 
     def computes_partly(self, block: nn.Module) -> bool:
         return is_plain(block)

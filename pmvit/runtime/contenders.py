@@ -61,7 +61,12 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
     for names in runs:
         for name in names:
             block, tokens = _inside(model, name, layouts[name])
-            _rewire_mlp(adapter, model.get_submodule(name), _FirstNormed, _Padded)
+            halves = adapter.halves(block)
+            matrices = mlp_matrices_of(block, adapter.mlp_parts(block))
+            if halves is not None and matrices is not None:
+                block = _SlicedBetween(*halves, matrices.num_prefix + matrices.num_groups)
+            else:
+                _rewire_mlp(adapter, model.get_submodule(name), _FirstNormed, _Padded)
             sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
             adapter.stand_in(sliced, block)
             model.set_submodule(name, sliced)
@@ -159,6 +164,21 @@ class _PutBack(_OnTokens):
         return nothing.index_copy(1, self.tokens, update)
 
 
+class _SlicedBetween(nn.Module):
+    """A block of whose tokens the first ones go on to its MLP, and the others nowhere."""
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, count: int) -> None:
+        super().__init__()
+        self.attention = attention
+        self.mlp = mlp
+        self.count = count
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        attended: Tensor = self.attention(tokens, **arguments)
+        result: Tensor = self.mlp(attended[:, : self.count])
+        return result
+
+
 class _Sliced(nn.Module):
     """A block on the first tokens of what comes; what is missing to its number are tokens of the model's input."""
 
@@ -180,7 +200,7 @@ class _Sliced(nn.Module):
         if not self.is_last:
             return tokens, given
         if self.is_whole:
-            tokens = torch.cat([tokens, everything[:, self.count :]], dim=1).view(given.shape)
+            tokens = torch.cat([tokens, everything[:, tokens.shape[1] :]], dim=1).view(given.shape)
         return tokens
 
 
