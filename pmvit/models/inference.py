@@ -4,24 +4,17 @@ A host's block is taken apart into `PlainParts` and put together again, whole or
 `flat_blocks` for eager PyTorch, `graph_blocks` for graphs and for blocks of which only some tokens are read.
 """
 
-from torch import Tensor, nn
+from torch import nn
 
-from pmvit.models.adapter import Half, Target
+from pmvit.models.adapter import Run
 from pmvit.models.flat_blocks import FlatAttention, FlatBlock, FlatMlp
 from pmvit.models.graph_blocks import PartialAttention, PartialBlock, PartialMlp
 from pmvit.models.plain_parts import PlainMlp, PlainParts
 
 
-def inference_block(
-    parts: PlainParts,
-    num_tokens: int,
-    num_outputs: int,
-    bias: Tensor | None,
-    target: Target,
-    inplace: bool,
-    half: Half | None = None,
-) -> nn.Module:
-    """The form of a block or of one half that is cheapest where it runs; see `Adapter.inference_block`."""
+def inference_block(parts: PlainParts, run: Run) -> nn.Module:
+    """The form of a block or of one half that is cheapest where it runs."""
+    num_tokens, num_outputs, bias, target, inplace, half = run
     attention_is_usual = isinstance(parts.norm1, nn.LayerNorm) and not parts.norms_heads
     mlp_is_usual = isinstance(parts.norm2, nn.LayerNorm) and isinstance(parts.mlp, PlainMlp)
     is_usual = (attention_is_usual or half == "mlp") and (mlp_is_usual or half == "attention")

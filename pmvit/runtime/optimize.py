@@ -22,7 +22,7 @@ from pmvit.compress import compression_of
 from pmvit.errors import PmvitError
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.models import Adapter, adapter_for
-from pmvit.models.adapter import Half, Target
+from pmvit.models.adapter import Half, Run, Target
 from pmvit.prune_merge import PruneMerge, TokenMatrices
 from pmvit.runtime.hand_overs import FORMS, Form, HandOver, cheapest_form, hand_overs
 from pmvit.runtime.maps import BlockMaps, Step, chain, halves_of, identity_maps, maps_of
@@ -192,7 +192,7 @@ def _runnable(adapter: Adapter, part: _Part, half: Half | None, step: Step, targ
     has_bias = half != "mlp" and part.wrapper is not None and part.wrapper.log_sizes is not None
     bias = part.wrapper.log_sizes[step.order] if has_bias else None
     inplace = target == "eager" and is_own
-    return adapter.inference_block(part.block, step.num_tokens, step.num_outputs, bias, target, inplace, half)
+    return adapter.inference_block(part.block, Run(step.num_tokens, step.num_outputs, bias, target, inplace, half))
 
 
 def _unfold_mlp(block: nn.Module, adapter: Adapter, form: Callable[[Tensor], type[HandOver]]) -> None:
