@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import pmvit
-from pmvit.models.inference import PartialBlock
+from pmvit.models.graph_blocks import PartialBlock
 from pmvit.runtime.contenders import CONTENDERS, contender, with_operations_in_place
 from tests.helpers import small_plan, small_vit
 

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit.models import packed
-from pmvit.models.inference import FewQueries, FlatBlock, PartialBlock, SplitAttention
+from pmvit.models.flat_blocks import FlatBlock
+from pmvit.models.graph_blocks import FewQueries, PartialBlock, SplitAttention
 from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.hand_overs import Matmul, cheapest_form, pack
 from pmvit.runtime.maps import chain, factor, identity_maps, maps_of
 from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.stages import Matmul, Stage, cheapest_form, pack
+from pmvit.runtime.stages import Stage
 from tests.helpers import small_plan, small_vit
 
 from timm.models.vision_transformer import LayerScale  # isort: skip  # after pmvit, which lets torchvision import

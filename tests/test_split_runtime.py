@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.merged_mlp import MergedNorm
 from pmvit.models import adapter_for
-from pmvit.models.inference import FewQueries, FlatAttention, FlatBlock, FlatMlp, PartialAttention, PartialMlp
+from pmvit.models.flat_blocks import FlatAttention, FlatBlock, FlatMlp
+from pmvit.models.graph_blocks import FewQueries, PartialAttention, PartialMlp
 from pmvit.outputs import predict
 from pmvit.planning import Plan
 from pmvit.runtime.contenders import contender

@@ -55,6 +55,26 @@ class TokenLayout(NamedTuple):
         return self.num_prefix + self.num_patches
 
 
+class Run(NamedTuple):
+    """How a block is to run for inference: it computes its first `num_outputs` tokens, with keys and values of all.
+
+    Attributes:
+        num_tokens: How many tokens it gets.
+        num_outputs: How many tokens to compute.
+        bias: To add to the attention scores of each token, if any.
+        target: What is to run it.
+        inplace: It may write to its input.
+        half: Only this half of it; its MLP computes every token it gets.
+    """
+
+    num_tokens: int
+    num_outputs: int
+    bias: Tensor | None
+    target: Target
+    inplace: bool
+    half: Half | None = None
+
+
 class HostChange(NamedTuple):
     """One attribute of a host module that compression had to change, and what it was before."""
 
@@ -171,27 +191,8 @@ class Adapter:
     def settle(self, model: nn.Module) -> None:
         """Make a constant of what decides the course of a model outside its blocks, in a copy that is only to run."""
 
-    def inference_block(
-        self,
-        block: nn.Module,
-        num_tokens: int,
-        num_outputs: int,
-        bias: Tensor | None,
-        target: Target,
-        inplace: bool,
-        half: Half | None = None,
-    ) -> nn.Module:
-        """A block for inference alone that computes its first `num_outputs` tokens, with keys and values of all.
-
-        Args:
-            block: One for which `computes_partly` is true.
-            num_tokens: How many tokens it gets.
-            num_outputs: How many tokens to compute.
-            bias: To add to the attention scores of each token, if any.
-            target: What is to run it.
-            inplace: It may write to its input.
-            half: Only this half of it; its MLP computes every token it gets.
-        """
+    def inference_block(self, block: nn.Module, run: Run) -> nn.Module:
+        """A block for inference alone, for which `computes_partly` is true, that runs as it is told."""
         raise _missing(self, "inference_block")
 
     def halves(self, block: nn.Module) -> tuple[nn.Module, nn.Module] | None:

@@ -8,7 +8,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from pmvit.merged_mlp import unwrapped
-from pmvit.models.inference import PlainMlp, PlainParts, scaled
+from pmvit.models.plain_parts import PlainMlp, PlainParts, scaled
 
 Host = Any  # timm's modules: their attributes have no types
 

@@ -8,9 +8,8 @@ from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
 from torch import Tensor, nn
 
 from pmvit.models.adapter import (
-    Half,
     HostChange,
-    Target,
+    Run,
     TokenLayout,
     add_log_sizes,
     narrow_bias,
@@ -98,17 +97,8 @@ class TimmViT(TimmModel):
     def computes_partly(self, block: nn.Module) -> bool:
         return is_plain(block)
 
-    def inference_block(
-        self,
-        block: nn.Module,
-        num_tokens: int,
-        num_outputs: int,
-        bias: Tensor | None,
-        target: Target,
-        inplace: bool,
-        half: Half | None = None,
-    ) -> nn.Module:
-        return inference_block(parts_of(block), num_tokens, num_outputs, bias, target, inplace, half)
+    def inference_block(self, block: nn.Module, run: Run) -> nn.Module:
+        return inference_block(parts_of(block), run)
 
     @contextmanager
     def for_scoring(self, model: Host) -> Iterator[None]:

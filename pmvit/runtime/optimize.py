@@ -6,7 +6,7 @@ Every pass is exact; together they make a compressed model run on little more th
 - *last-block shortcut*: where the head reads only prefix tokens, the last block computes only those;
 - *dead-token removal*: what no later block and no head depends on is neither computed nor carried;
 - *fused hand-over*: leaving a block and entering the next is one constant matrix (see `maps`);
-- *form*: each hand-over runs in the form that is cheapest where it runs (see `stages`).
+- *form*: each hand-over runs in the form that is cheapest where it runs (see `hand_overs`).
 """
 
 import copy
@@ -22,10 +22,11 @@ from pmvit.compress import compression_of
 from pmvit.errors import PmvitError
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.models import Adapter, adapter_for
-from pmvit.models.adapter import Half, Target
+from pmvit.models.adapter import Half, Run, Target
 from pmvit.prune_merge import PruneMerge, TokenMatrices
+from pmvit.runtime.hand_overs import FORMS, Form, HandOver, cheapest_form, hand_overs
 from pmvit.runtime.maps import BlockMaps, Step, chain, halves_of, identity_maps, maps_of
-from pmvit.runtime.stages import FORMS, Form, Handed, HandOver, Narrowed, Stage, cheapest_form, hand_overs
+from pmvit.runtime.stages import Handed, Narrowed, Stage
 from pmvit.runtime.window_runs import chain_windows
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,7 +45,7 @@ class InferenceConfig:
         shortcut: Compute of the last block only what the head reads.
         drop_dead: Leave out what nothing depends on.
         fuse: Leave a block and enter the next in one matrix.
-        form: Of the hand-overs; `auto` is the cheapest for each (see `stages.cheapest_form`).
+        form: Of the hand-overs; `auto` is the cheapest for each (see `hand_overs.cheapest_form`).
     """
 
     target: Target = "eager"
@@ -191,7 +192,7 @@ def _runnable(adapter: Adapter, part: _Part, half: Half | None, step: Step, targ
     has_bias = half != "mlp" and part.wrapper is not None and part.wrapper.log_sizes is not None
     bias = part.wrapper.log_sizes[step.order] if has_bias else None
     inplace = target == "eager" and is_own
-    return adapter.inference_block(part.block, step.num_tokens, step.num_outputs, bias, target, inplace, half)
+    return adapter.inference_block(part.block, Run(step.num_tokens, step.num_outputs, bias, target, inplace, half))
 
 
 def _unfold_mlp(block: nn.Module, adapter: Adapter, form: Callable[[Tensor], type[HandOver]]) -> None:

@@ -15,8 +15,8 @@ from pmvit.models import Adapter
 from pmvit.models.adapter import Target, TokenLayout
 from pmvit.models.swin_windows import WindowBlock
 from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.hand_overs import HandOver, Segment, Table, hand_overs, is_copy
 from pmvit.runtime.maps import EXACT, factor
-from pmvit.runtime.stages import HandOver, Segment, Table, hand_overs, is_copy
 
 
 class Sparse(NamedTuple):
