@@ -257,7 +257,7 @@ def test_an_optimised_model_is_not_taken_for_another() -> None:
 
 
 def test_packed_weights_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "LEAST_WIDTH", 48)
+    monkeypatch.setattr(packed, "is_faster", lambda *_: True)
     small = pmvit.compress(small_vit(), small_plan(small_vit()))
     fast: Any = check(small)
     block = next(module for module in fast.modules() if isinstance(module, FlatBlock))
@@ -276,8 +276,25 @@ def test_packed_weights_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> Non
         twin.double()
         assert torch.allclose(twin(images().double()), small.double()(images().double()), rtol=0, atol=1e-6)
         assert torch.allclose(fast(images()), expected, rtol=0, atol=1e-4)
-    monkeypatch.setattr(packed, "LEAST_WIDTH", 384)
-    assert pmvit.flops(fast).macs == pmvit.flops(optimize_for_inference(small.float())).macs
+    monkeypatch.setattr(packed, "is_faster", lambda *_: False)
+    as_they_are: Any = optimize_for_inference(small.float())
+    assert not any(
+        value.is_mkldnn
+        for module in as_they_are.modules()
+        for value in vars(module).values()
+        if isinstance(value, torch.Tensor)
+    )
+    assert pmvit.flops(fast).macs == pmvit.flops(as_they_are).macs
+
+
+def test_packing_is_tried_out_once_for_all_blocks_of_a_shape() -> None:
+    shapes = ((144, 48), (192, 48), (48, 192))
+    packed.is_faster.cache_clear()
+    state = torch.random.get_rng_state()
+    found = packed.is_faster(shapes, 1)
+    assert packed.is_faster(shapes, 1) is found
+    assert packed.is_faster.cache_info().hits == 1
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_each_block_has_the_attention_that_suits_it() -> None:

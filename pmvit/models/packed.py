@@ -4,13 +4,17 @@ oneDNN also applies a GELU while it writes the product. PyTorch's own compiler c
 """
 
 from collections.abc import Callable
+from functools import lru_cache
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LEAST_WIDTH = 384  # narrower products are faster as they are
+TRIED_ROWS = 256  # about as many as a block sees of an image or two
+TRIED_ROUNDS = 9
 
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -31,14 +35,30 @@ def _packed_linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this PyTorch can lay out these weights, and multiplies faster with them."""
+    """Whether this PyTorch can lay out these weights."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
-        and min(weight.shape) >= LEAST_WIDTH
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+@lru_cache(maxsize=256)
+def is_faster(shapes: tuple[tuple[int, int], ...], threads: int) -> bool:
+    """Whether this machine multiplies faster with packed weights of these shapes, tried out: it depends on both."""
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        rows = [torch.randn(TRIED_ROWS, width) for _, width in shapes]
+        plain = [torch.randn(shape) for shape in shapes]
+        laid_out = [torch.ops.mkldnn._reorder_linear_weight(weight) for weight in plain]
+        seconds: dict[LinearFunction, list[float]] = {F.linear: [], _packed_linear: []}
+        for _ in range(TRIED_ROUNDS):
+            for function, weights in ((F.linear, plain), (_packed_linear, laid_out)):
+                begun = perf_counter()
+                for table, weight in zip(rows, weights, strict=True):
+                    function(table, weight, None)
+                seconds[function].append(perf_counter() - begun)
+    return median(seconds[_packed_linear]) < median(seconds[F.linear])
 
 
 class Packable(nn.Module):
@@ -57,7 +77,8 @@ class Packable(nn.Module):
     def pack(self) -> None:
         """Pack all packable weights if that is worth while."""
         weights: dict[str, Tensor] = {name: self._parameters[name] for name in self.packable}  # type: ignore[misc]
-        if not all(map(can_pack, weights.values())):
+        shapes = tuple((int(weight.shape[0]), int(weight.shape[1])) for weight in weights.values())
+        if not (all(map(can_pack, weights.values())) and is_faster(shapes, torch.get_num_threads())):
             return
         for name, weight in weights.items():
             delattr(self, name)
