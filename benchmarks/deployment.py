@@ -88,10 +88,10 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
         "| optimised / bound | original optimised |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    places: dict[tuple[Any, ...], dict[str, Row]] = {}
+    by_place: dict[tuple[Any, ...], dict[str, Row]] = {place[:4]: {} for place in places()}
     for row in rows:
-        places.setdefault((row["model"], row["keep"], row["place"], row["batch"]), {})[row["contender"]] = row
-    for place, found in places.items():
+        by_place.setdefault((row["model"], row["keep"], row["place"], row["batch"]), {})[row["contender"]] = row
+    for place, found in by_place.items():
         if "bound" in found:
             ratio = found["original"]["gflops"] / found["compressed"]["gflops"]
             cells = [str(value) for value in place] + [f"{ratio:.2f}x"]
@@ -100,7 +100,7 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
             lines.append(f"| {' | '.join(cells)} | {_ratio(found.get('original-optimized'), 'speedup')} |")
     lines += ["", "## Other methods, at keep 0.6", "", "ToMe has the r that comes nearest in FLOPs.", ""]
     lines += ["| model | runtime | batch | optimised | ToMe | Direct |", "|---|---|---|---|---|---|"]
-    for (name, _, runtime, batch), found in places.items():
+    for (name, _, runtime, batch), found in by_place.items():
         if "tome" in found:
             cells = [_ratio(found.get(contender), "speedup") for contender in ("optimized", "tome", "direct")]
             lines.append(f"| {name} | {runtime.partition(',')[0]} | {batch} | {' | '.join(cells)} |")
@@ -109,7 +109,7 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
         "| runtime | optimised | original, int8 | optimised, int8 | product of the two |",
         "|---|---|---|---|---|",
     ]
-    for (_, _, runtime, _), found in places.items():
+    for (_, _, runtime, _), found in by_place.items():
         if "optimized-int8" in found:
             parts = [found[name] for name in ("optimized", "original-int8", "optimized-int8")]
             product = (
@@ -118,10 +118,10 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
             cells = [_ratio(part, "speedup") for part in parts] + [f"{product:.2f}x" if product else "-"]
             lines.append(f"| {runtime} (DeiT-Tiny, keep 0.6, batch 1) | {' | '.join(cells)} |")
     lines += ["", "## By batch size: DeiT-Tiny at keep 0.6, optimised", ""]
-    batches = sorted({place[3] for place in places})
+    batches = sorted({place[3] for place, found in by_place.items() if found})
     lines += [f"| runtime | {' | '.join(str(batch) for batch in batches)} |", f"|---|{'---|' * len(batches)}"]
     for runtime in RUNTIMES:
-        cells = [_ratio(places.get(("DeiT-Tiny", 0.6, runtime, b), {}).get("optimized"), "speedup") for b in batches]
+        cells = [_ratio(by_place.get(("DeiT-Tiny", 0.6, runtime, b), {}).get("optimized"), "speedup") for b in batches]
         lines.append(f"| {runtime} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
