@@ -41,7 +41,10 @@ def test_an_original_has_nothing_to_come_back_to(small_batches: Batches) -> None
 
 
 def test_corrected_biases_give_back_the_mean_of_every_block(small_batches: Batches) -> None:
-    """With nothing pruned, the mean over images and tokens, the class token a tenth of it, is the original's again."""
+    """With nothing pruned, the mean over images and tokens, the class token a tenth of it, is the original's again.
+
+    After the last block, where nothing but the class token is read, it is the mean of that alone.
+    """
     teacher = small_vit()
     scores = pmvit.score(teacher, [], scorer="random")
     model = pmvit.compress(teacher, pmvit.plan(scores, keep=0.5, prune=0.0))
@@ -51,9 +54,24 @@ def test_corrected_biases_give_back_the_mean_of_every_block(small_batches: Batch
     assert all(b < 1e-3 * a for a, b in zip(before, shifts(model, teacher, images), strict=True))
 
 
+def test_biases_bring_a_plan_nearer_whose_last_mlp_sees_no_patch() -> None:
+    """Measured plans leave garbage where nobody looks; it must not count."""
+    model = demo_model()
+    prices = pmvit.price(model, demo_loader("train", 64, 128), progress=False)
+    small = pmvit.compress(model, pmvit.plan(prices, flops_share=0.5))
+    test = demo_loader("test", 200, 400)
+    before = pmvit.evaluate(small, test, reference=model, progress=False)
+    correct_biases(small, model, next(iter(demo_loader("train", 128, 128)))[0])
+    after = pmvit.evaluate(small, test, reference=model, progress=False)
+    assert before.kl is not None
+    assert after.kl is not None
+    assert after.kl < before.kl
+
+
 def shifts(model: nn.Module, teacher: nn.Module, images: Tensor) -> list[float]:
-    """How far that mean is from the original's, after each block."""
+    """How far that mean is from the original's, after each block; of the class token alone after the last."""
     with tapped_tokens(model, (0, 1, 2)) as own, tapped_tokens(teacher, (0, 1, 2)) as other, torch.inference_mode():
         model(images), teacher(images)
         means = [(own[block] - other[block]).mean(0) for block in own]
-    return [float((0.1 * mean[0] + 0.9 * mean[1:].mean(0)).norm()) for mean in means]
+    of_all = [float((0.1 * mean[0] + 0.9 * mean[1:].mean(0)).norm()) for mean in means[:-1]]
+    return [*of_all, float(means[-1][0].norm())]

@@ -3,7 +3,8 @@
 A block that runs on means of tokens gives them updates that are a little off, image after image in the same direction,
 and the blocks after it add to it. The mean of this shift over images and tokens is a vector, and a block has a bias
 that moves all its output tokens by a vector: the one at its end. So each block in turn, first to last, gets the bias
-with which the mean of its output is that of the original's block, and the next block is corrected behind it.
+with which the mean of its output is that of the original's block, and the next block is corrected behind it. After the
+last block only those tokens count that the head reads.
 """
 
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
         layout = layouts[blocks.index(block)]
         missing = means[blocks.index(block)] - tokens.mean(0)
         weights = _token_weights(layout.num_prefix, layout.num_patches).to(tokens)[:, None]
+        if block is blocks[-1] and num_read is not None:
+            weights[num_read:] = 0.0  # nobody reads them, and plans know it
         for bias in _last_biases(block, tokens.shape[-1]):
             moves = _response(block, bias, arguments, options, tokens)
             if moves is None:
@@ -57,6 +60,7 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
 
     adapter = adapter_for(model)
     layouts = adapter.layouts(model)
+    num_read = adapter.tokens_read(model)
     blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
     handles = [block.register_forward_hook(correct, with_kwargs=True) for block in blocks]
     try:
