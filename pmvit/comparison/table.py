@@ -126,7 +126,10 @@ class Comparison:
         return found
 
     def draw(self, path: Path) -> None:
-        """Quality over GFLOPs, a line for each method; the Pareto front is grey behind them."""
+        """Quality over GFLOPs, a line for each method; the Pareto front is grey behind them.
+
+        What is nowhere half as good as the best is named and not drawn: the others could not be told apart beside it.
+        """
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -139,7 +142,13 @@ class Comparison:
         for row in self.rows:
             if row.gflops is not None and row.quality is not None:
                 kinds.setdefault(row.name if row.method == "given" else row.method, []).append(row)
+        best = {name: max(row.quality or 0.0 for row in rows) for name, rows in kinds.items()}
+        far = [name for name, quality in best.items() if quality < max(best.values()) / 2]
+        if far:
+            axis.set_title(f"below the chart: {', '.join(far)}", loc="left", fontsize=9)
         for number, (name, rows) in enumerate(kinds.items()):
+            if name in far:
+                continue
             ordered = sorted(rows, key=lambda row: row.gflops or 0.0)
             points = [row.gflops for row in ordered], [row.quality for row in ordered]
             mark, colour = MARKS[number // 8 % 8], COLOURS[number % 8]
