@@ -156,14 +156,17 @@ def _cosine(first: Tensor, second: Tensor) -> float:
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("target", ["eager", "graph", "onnx"])
 def test_passes_are_exact(kind: str, target: str) -> None:
-    """What the decoder reads between the blocks is all there, whatever travels inside a run."""
-    model = MAKERS[kind]()
-    images = images_for(model)
+    """What the decoder reads between the blocks is all there, whatever travels inside a run.
+
+    In float64: EoMT's logarithms of small shares tell how a CPU rounds float32.
+    """
+    model = MAKERS[kind]().double()
+    images = images_for(model).double()
     small = pmvit.compress(model, small_plan(model, skip=(0,)))
     for made in (model, small):
         ready = optimize_for_inference(made, target=target)
         with torch.inference_mode():
-            assert difference(predict(ready, images), predict(made, images)) < 1e-5
+            assert difference(predict(ready, images), predict(made, images)) < 1e-6
     assert any(isinstance(module, Stage) for module in ready.modules())
     assert not any(isinstance(module, PruneMerge) for module in ready.modules()) or kind == "eomt"
 
