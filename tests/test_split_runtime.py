@@ -175,13 +175,12 @@ def test_exports_give_the_same(vit: Any, to: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
-def test_models_of_transformers(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_transformers(to: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 96}
     config = transformers.ViTConfig(image_size=96, num_labels=7, initializer_range=0.2, **sizes)
     model = transformers.ViTForImageClassification(config).eval()
-    monkeypatch.setattr(type(adapter_for(model)), "mlp_parts", lambda *_: ("layernorm_after", "mlp"))
     small = compressed(model, split_plan())
     with torch.inference_mode():
         expected = predict(small, images())
