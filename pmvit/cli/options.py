@@ -112,6 +112,9 @@ PLAN_OPTIONS = {
     "attention_bias": Annotated[
         bool | None, typer.Option("--attention-bias/--no-attention-bias", help="Attention to a group by its log size.")
     ],
+    "least_step": Annotated[
+        float | None, typer.Option(help="measured: share of its tokens that a block has to merge to do so; 0.08.")
+    ],
     "skip": Annotated[
         list[str] | None, typer.Option(help="A block to leave alone, repeatable; or none. A segmenter skips four.")
     ],

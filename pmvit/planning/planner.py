@@ -48,13 +48,16 @@ class PlanConfig:
             1 / group size whatever the scores.
         reconstruct: `residual` or `pinv`.
         attention_bias: Raise attention to a group by the logarithm of its size.
+        least_step: A block, or half a block, merges anew only if that leaves this share fewer of the tokens of the one
+            before it; otherwise it has the same groups. Every change takes operations, and few large ones keep as much
+            of the model as many small ones.
         skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
             adapter names: none of a classifier, the first two of a feature extractor or DPT, the first two and the
             last two of a Segmenter.
         method: `scored` for a plan from scores, `measured` for one from prices; if not given, from what there is.
 
     The options `prune`, `scope`, `normalize_layers`, `layer_decay`, `grouping` and `weights` are for scores: a plan
-    from prices is global, merges and never prunes, and takes plain means.
+    from prices is global, merges and never prunes, and takes plain means. `least_step` is for nested prices.
     """
 
     keep: float | None = None
@@ -69,6 +72,7 @@ class PlanConfig:
     weights: Weights = "sum"
     reconstruct: Reconstruct = "residual"
     attention_bias: bool = True
+    least_step: float = 0.08
     skip: tuple[int, ...] | None = None
     method: Method | None = None
 
@@ -93,8 +97,10 @@ class PlanConfig:
             raise PmvitError(f"keep: expected a share above 0 and up to 1, got {value}")
         if not (math.isfinite(value) and value > 0):
             raise PmvitError(f"{given[0]}: expected a finite number above 0, got {value}")
-        if self.prune is not None and not 0 <= self.prune < 1:
-            raise PmvitError(f"prune: expected a share from 0 to below 1, got {self.prune}")
+        for name in ("prune", "least_step"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share < 1:
+                raise PmvitError(f"{name}: expected a share from 0 to below 1, got {share}")
         if self.keep is not None and self.prune is not None and self.keep + self.prune > 1 + 1e-9:
             raise PmvitError(
                 f"expected keep + prune to be at most 1, got {self.keep} + {self.prune}: lower one of them"
@@ -209,7 +215,7 @@ def plan_from_prices(prices: Prices, config: PlanConfig, keep: float) -> Plan:
     return Plan(
         grid=prices.grid,
         depth=prices.depth,
-        layers=merged_layers(prices, layers, keep),
+        layers=merged_layers(prices, layers, keep, config.least_step),
         reconstruct=config.reconstruct,
         attention_bias=config.attention_bias,
         made_by={"plan": record(config), "prices": {**record(prices.config), "images": prices.images}},
@@ -224,6 +230,8 @@ def _check_method(source: Scores | Prices, config: PlanConfig) -> None:
         raise PmvitError(f'method="{config.method}" makes plans from {expected}; got {got}')
     if is_measured and (changed := config.choices_for_scores):
         raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; a plan from prices has no such choice")
+    if not is_measured and config.least_step != PlanConfig.least_step:
+        raise PmvitError("least_step: expected beside prices alone; a plan from scores has no such choice")
 
 
 def compressed_layers(depth: int, skip: Sequence[int]) -> list[int]:
