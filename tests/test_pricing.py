@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -203,6 +203,23 @@ def test_halves_are_nested_and_whole_blocks_are_not_split(images: Tensor, prices
         replace(prices.config, nested=False)
 
 
+def test_no_step_is_smaller_than_it_may_be(prices: pmvit.Prices) -> None:
+    """Along the blocks and their halves, groups stay the same or become fewer by the least step; others change less."""
+
+    def counts(least_step: float) -> list[int]:
+        made = pmvit.plan(prices, keep=0.6, least_step=least_step)
+        return [
+            (layer.mlp or layer).num_kept if half else layer.num_kept
+            for layer in made.layers.values()
+            for half in (0, 1)
+        ]
+
+    steps = {least: [(36, counts(least)[0]), *pairwise(counts(least))] for least in (0.0, 0.25)}
+    assert any(0 < before - after < 0.25 * before for before, after in steps[0.0])
+    assert all(before == after or before - after >= 0.25 * before for before, after in steps[0.25])
+    assert sum(counts(0.25)) == pytest.approx(sum(counts(0.0)), abs=9)
+
+
 def test_early_merges_come_later_if_they_are_dearer() -> None:
     effects = torch.randn(4, 6, 6, generator=torch.Generator().manual_seed(22))
     places = {}
@@ -270,6 +287,10 @@ def test_mistakes_get_one_line(prices: pmvit.Prices, images: Tensor) -> None:
         pmvit.plan(prices, keep=0.5, method="scored")
     with pytest.raises(pmvit.PmvitError, match="makes plans from prices; got scores"):
         pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, method="measured")
+    with pytest.raises(pmvit.PmvitError, match="least_step: expected beside prices alone"):
+        pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, least_step=0.2)
+    with pytest.raises(pmvit.PmvitError, match="least_step: expected a share from 0 to below 1, got 1"):
+        pmvit.plan(prices, keep=0.5, least_step=1.0)
     with pytest.raises(pmvit.PmvitError, match="the loader is empty"):
         pmvit.price(model, [], progress=False)
     with pytest.raises(pmvit.PmvitError, match="block 0: what is measured is not finite"):
