@@ -38,11 +38,12 @@ ABLATIONS: dict[str, dict[str, Any]] = {  # at one budget
     "measured, no mirror images": {"mirror": False},
     "measured, any groups": {"groups": "any"},
 }
+EVERY_STEP = "measured, `least_step=0`"
 ABLATED = 0.68
 MEASURED: dict[str, dict[str, Any]] = {"measured": {}, WHOLE: {"parts": "whole"}, **ABLATIONS}
 FROM_SCORES = {SCORED: {}, "scores, `pinv` (the paper's plan)": PAPER}
 TOME = "ToMe (depends on the image)"
-METHODS = ["measured", WHOLE, *FROM_SCORES, TOME, *ABLATIONS]
+METHODS = ["measured", WHOLE, *FROM_SCORES, TOME, EVERY_STEP, *ABLATIONS]
 
 
 class Candidates:
@@ -81,6 +82,8 @@ class Candidates:
         if method == TOME:
             return next(small for r in range(1, 99) if pmvit.flops(small := tome(self.model, r)).macs <= budget)
         options = {"prune": 0.1, **FROM_SCORES[method]} if method in FROM_SCORES else {}
+        if method == EVERY_STEP:
+            method, options = "measured", {"least_step": 0.0}
         return pmvit.compress(self.model, pmvit.plan(self._source(method), gflops=budget / 1e9, **options))
 
     def _source(self, method: str) -> pmvit.Scores | pmvit.Prices:
