@@ -15,7 +15,7 @@ import pmvit
 from pmvit.cost import BlockCost, ModelCost
 from pmvit.planning import PAPER, predicted_macs
 from pmvit.planning.grouping import group_layer, smooth, weigh
-from pmvit.planning.planner import comparable, partition
+from pmvit.planning.ranking import comparable, partition
 from pmvit.prune_merge import PRUNED
 from pmvit.scoring import ScoreConfig
 
