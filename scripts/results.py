@@ -21,6 +21,7 @@ ORDER = {
     "Classification": {
         "experiments/comparison.md": "Side by side with other methods",
         "experiments/measured_planner.md": "Measured plans, not tuned",
+        "experiments/calibration.md": "Measured plans, calibrated without labels",
         "experiments/measured_tuned.md": "Measured plans, tuned",
         "experiments/without_tuning.md": "Plans from scores, not tuned",
         "experiments/pets.md": "Compressed and tuned on Oxford Pets",
