@@ -12,7 +12,8 @@ from PIL import Image
 
 import pmvit
 from pmvit.models.graph_blocks import PartialBlock
-from pmvit.runtime.contenders import CONTENDERS, contender, with_operations_in_place
+from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.contenders import CONTENDERS, contender, with_all_kept, with_operations_in_place
 from tests.helpers import small_plan, small_vit
 
 
@@ -112,7 +113,8 @@ def test_overhead_has_everything_in_place_and_changes_nothing(small: Any) -> Non
     assert all(wrapper.num_groups == 36 for wrapper in placed.blocks)
     rows = pmvit.overhead(small, batch=2, rounds=3, threads=1).rows
     assert [row.contender for row in rows][:2] == ["original", "prune and merge"]
-    assert len(rows) == 6
+    assert len(rows) == 7
+    assert not any(isinstance(module, PruneMerge) for module in with_all_kept(small).modules())
     assert all(row.failure is None for row in rows)
 
 

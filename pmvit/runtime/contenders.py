@@ -257,7 +257,15 @@ def in_place_plan(grid: tuple[int, int], depth: int, grids: tuple[tuple[int, int
 
 def with_operations_in_place(model: nn.Module) -> nn.Module:
     """A model with all operations of Prune and Merge in place and nothing compressed (the paper's Table IV)."""
-    adapter: Any = adapter_for(model)
-    grids = tuple(layout.grid for layout in adapter.layouts(model))
-    plan = in_place_plan(grids[0], len(grids), grids)
-    return compress(original(model, "eager"), plan)
+    grids = _grids(model)
+    return compress(original(model, "eager"), in_place_plan(grids[0], len(grids), grids))
+
+
+def with_all_kept(model: nn.Module) -> nn.Module:
+    """A model compressed by a plan that keeps every token where it is."""
+    grids = _grids(model)
+    return compress(original(model, "eager"), Plan.keep_all(grids[0], len(grids), grids=grids))
+
+
+def _grids(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    return tuple(layout.grid for layout in adapter_for(model).layouts(model))
