@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.merged_mlp import mlp_matrices_of
 from pmvit.models import adapter_for
 from pmvit.outputs import gives_logits, predict
 from pmvit.planning import LayerPlan
@@ -76,7 +77,14 @@ def check_mlps(model: nn.Module, plan: pmvit.Plan, images: Tensor) -> None:
     if any(adapter.mlp_parts(block) is None for block in blocks):
         return
     layers = {index: replace(LayerPlan.keep_all(order.num_tokens), mlp=order) for index, order in plan.layers.items()}
-    error = change(model, replace(plan, layers=layers), images)
+    plan = replace(plan, layers=layers)
+    small = pmvit.compress(model, plan)
+    found = [
+        mlp_matrices_of(block, adapter.mlp_parts(block))
+        for block in map(small.get_submodule, adapter.block_names(small))
+    ]
+    check(all(matrices is not None for matrices in found), "groups of an MLP are left out")
+    error = change(model, plan, images)
     check(error < 1e-5, f"an MLP on tokens in another order changes the output by {error:.1e} of its size")
 
 

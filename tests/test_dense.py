@@ -168,7 +168,7 @@ def test_passes_are_exact(kind: str, target: str) -> None:
         ready = optimize_for_inference(made, target=target)
         with torch.inference_mode():
             error = difference(predict(ready, images), predict(made, images))
-            if kind == "eomt" and error >= 1e-5:
+            if kind == "eomt" and 1e-5 <= error < 1e-4:
                 precise = copy.deepcopy(made).double()
                 exact = optimize_for_inference(precise, target=target)
                 error = difference(predict(exact, images.double()), predict(precise, images.double()))
