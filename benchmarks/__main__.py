@@ -21,12 +21,12 @@ from torch import nn
 import pmvit
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_text
+from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
-from pmvit.models import adapter_for
 from pmvit.planning import PAPER
-from pmvit.runtime.contenders import in_place_plan
-from pmvit.runtime.memory import process_memory
-from pmvit.runtime.timing import compare, interleave, speedup
+from pmvit.runtime.bench.memory import process_memory
+from pmvit.runtime.bench.timing import compare, interleave, speedup
+from pmvit.runtime.bench.variants import in_place_plan
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
@@ -65,11 +65,11 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
     return pmvit.score(model, loader, iterations=8, progress=False)
 
 
-def prices_of(model: nn.Module) -> pmvit.Prices:
-    """Prices on 256 real images, or on noise where there are none."""
+def prices_of(model: nn.Module) -> pmvit.MergeCosts:
+    """Merge costs on 256 real images, or on noise where there are none."""
     loader = real_images(model)
     noise = torch.randn(32, *adapter_for(model).input_size(model), generator=torch.Generator().manual_seed(0))
-    return pmvit.price(model, [noise] if loader is None else loader, images=256, progress=False)
+    return pmvit.measure_merge_costs(model, [noise] if loader is None else loader, images=256, progress=False)
 
 
 def training_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -98,8 +98,8 @@ def bench_scoring(rounds: int) -> list[Row]:
     scores_of(deit_tiny()).save(SCORES)
     model, images, labels = scoring_batch()
     # Beside the step itself, `score` counts FLOPs and fingerprints the weights once a run: one image's forward pass.
-    contenders = {name: partial(step, model, images, labels) for name, step in STEPS.items()}
-    times = interleave(contenders, rounds)
+    variants = {name: partial(step, model, images, labels) for name, step in STEPS.items()}
+    times = interleave(variants, rounds)
     ratio = speedup(times, "train", "score")  # how many times longer the scoring step takes
     memory = {name: peak_memory(name) for name in STEPS}
     share = memory["score"] / memory["train"]
@@ -179,7 +179,7 @@ def markdown(rows: list[Row]) -> str:
         "# Benchmarks",
         "",
         f"`make bench`, eager PyTorch {torch.__version__.partition('+')[0]}, {torch.get_num_threads()} CPU threads, "
-        f"{platform.machine()}. Medians of paired ratios with 95 % bootstrap intervals, contenders interleaved in one "
+        f"{platform.machine()}. Medians of paired ratios with 95 % bootstrap intervals, variants interleaved in one "
         "run.",
         "",
         "| what | measured | interval | target | met |",

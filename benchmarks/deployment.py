@@ -2,7 +2,7 @@
 
 Every place (model, runtime, batch) is one interleaved run. Rows land in `deployment.json` and on the page,
 `deployment.md`, as they are measured, so that the command can be stopped and started again. Weights do not change
-speeds: DeiT-Small's and Swin's are random. DeiT-Small has the plan of DeiT-Tiny, which was priced on 256 real images
+speeds: DeiT-Small's and Swin's are random. DeiT-Small has the plan of DeiT-Tiny, which was measured on 256 real images
 and fits, for the grids are the same; Swin has one from random scores. About half an hour on two cores.
 """
 
@@ -18,7 +18,7 @@ from torch import nn
 import pmvit
 from benchmarks.__main__ import deit_tiny, prices_of
 from pmvit.files import write_text
-from pmvit.runtime.timing import Ratio
+from pmvit.runtime.bench.timing import Ratio
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def places() -> Iterator[tuple[str, float, str, int, tuple[str, ...]]]:
-    """Model, keep, runtime, batch and contenders of every run; few contenders a run, for they share caches."""
+    """Model, keep, runtime, batch and variants of every run; few variants a run, for they share caches."""
     usual = ("compressed", "optimized", "bound", "original-optimized")
     for keep in (0.6, 0.7):
         for name in ("DeiT-Small", "DeiT-Tiny"):
@@ -55,13 +55,13 @@ def model_called(name: str) -> nn.Module:
 
 
 def measure(rows: list[Row]) -> None:
-    prices = prices_of(deit_tiny())
+    merge_costs = prices_of(deit_tiny())
     for name, keep, runtime, batch, against in places():
         key = (name, keep, runtime, batch)
         if any((row["model"], row["keep"], row["place"], row["batch"]) == key for row in rows):
             continue
         model = model_called(name)
-        source = pmvit.score(model, [], scorer="random") if name == "Swin-Tiny" else prices
+        source = pmvit.score(model, [], scorer="random") if name == "Swin-Tiny" else merge_costs
         small = pmvit.compress(model, pmvit.plan(source, keep=keep))
         rounds = 30 if batch == 1 else 10
         result = pmvit.benchmark(
@@ -70,7 +70,7 @@ def measure(rows: list[Row]) -> None:
         rows += [{"model": name, "keep": keep, "place": runtime, **asdict(row)} for row in result.rows]
         write_text(OUTPUT, json.dumps({"environment": result.environment, "rows": rows}, indent=1) + "\n")
         write_text(OUTPUT.with_suffix(".md"), markdown(rows, result.environment))
-        print(key, {row.contender: str(row.speedup or row.failure) for row in result.rows}, flush=True)
+        print(key, {row.variant: str(row.speedup or row.failure) for row in result.rows}, flush=True)
 
 
 def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
@@ -79,7 +79,7 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
         "",
         f"`python -m benchmarks.deployment` made this page: torch {environment['torch']}, {environment['threads']} CPU "
         "threads. Times as fast as the original in the same runtime, medians of paired rounds with 95 % bootstrap "
-        "intervals; all contenders of a line took turns in one run. *Bound* is the equal-token bound: the original's "
+        "intervals; all variants of a line took turns in one run. *Bound* is the equal-token bound: the original's "
         "blocks on as many tokens, sliced away, nothing merged and nothing reconstructed. *Optimised* is what export "
         "writes; *original optimised* is what the passes do for the original. Plans are measured ones, with groups for "
         "attention and for MLPs; Swin's is from scores.",
@@ -90,7 +90,7 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
     ]
     by_place: dict[tuple[Any, ...], dict[str, Row]] = {place[:4]: {} for place in places()}
     for row in rows:
-        by_place.setdefault((row["model"], row["keep"], row["place"], row["batch"]), {})[row["contender"]] = row
+        by_place.setdefault((row["model"], row["keep"], row["place"], row["batch"]), {})[row["variant"]] = row
     for place, found in by_place.items():
         if "bound" in found:
             ratio = found["original"]["gflops"] / found["compressed"]["gflops"]
@@ -102,7 +102,7 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
     lines += ["| model | runtime | batch | optimised | ToMe | Direct |", "|---|---|---|---|---|---|"]
     for (name, _, runtime, batch), found in by_place.items():
         if "tome" in found:
-            cells = [_ratio(found.get(contender), "speedup") for contender in ("optimized", "tome", "direct")]
+            cells = [_ratio(found.get(variant), "speedup") for variant in ("optimized", "tome", "direct")]
             lines.append(f"| {name} | {runtime.partition(',')[0]} | {batch} | {' | '.join(cells)} |")
     lines += ["", "## Fewer tokens and eight bits", ""]
     lines += [

@@ -22,11 +22,11 @@ from PIL import Image
 from torch import nn
 
 import pmvit
-from pmvit._cpu import keep_freed_memory
+from pmvit._system import keep_freed_memory
 from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
+from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
-from pmvit.models import adapter_for
-from pmvit.runtime.timing import bootstrap
+from pmvit.runtime.bench.timing import bootstrap
 from pmvit.training import FinetuneConfig
 from pmvit.training.loss import finetune_loss
 from pmvit.training.matrices import parameter_groups

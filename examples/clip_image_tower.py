@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.hosts import adapter_for
+from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model, open_loader
-from pmvit.models import adapter_for
-from pmvit.outputs import predict
-from pmvit.runtime.export import built_in_images
+from pmvit.runtime.export.run import built_in_images
 
 
 def random_clip() -> nn.Module:

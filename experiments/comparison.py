@@ -3,9 +3,9 @@
     python -m experiments.comparison            # accuracy, agreement, divergence, export
     python -m experiments.comparison --speed    # and speed at the middle budget: on a machine that does nothing else
 
-Scores, prices and what the other methods have to look at come from `imagenet/train` (1,000 images), accuracy from
+Scores, merge costs and what the other methods have to look at come from `imagenet/train` (1,000 images), accuracy from
 `imagenet/val` (the first image of each class) below the folder that PMVIT_DATA names. Rows are kept in
-`comparison.json` as they are measured, so that a stopped run goes on; scores and prices, which several rows share, in
+`comparison.json` as they are measured, so that a stopped run goes on; scores and merge costs, which rows share, are in
 the folder that PMVIT_WORK names. Tables go to `comparison.md`, accuracy over GFLOPs to a chart for each model.
 """
 
@@ -27,9 +27,9 @@ from pmvit.comparison.run import tried_export
 from pmvit.evaluation import Evaluation
 from pmvit.evaluation.classification import measure as measure_images
 from pmvit.files import write_atomically, write_text
+from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model, open_loader
-from pmvit.outputs import predict
-from pmvit.runtime.timing import Ratio
+from pmvit.runtime.bench.timing import Ratio
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 WORK = Path(os.environ.get("PMVIT_WORK", "comparison-work"))
@@ -63,11 +63,13 @@ def kept(path: Path, load: Callable[[Path], T], make: Callable[[], T]) -> T:
 
 
 def evidence(name: str, model: nn.Module) -> Evidence:
-    """Scores, prices and images of a model."""
+    """Scores, merge costs and images of a model."""
     images = open_loader(model, str(DATA / "imagenet/train"), batch_size=50, shuffle=True)
     scores = kept(WORK / f"{name}.scores.json", pmvit.Scores.load, lambda: pmvit.score(model, images))
-    prices = kept(WORK / f"{name}.prices.json", pmvit.Prices.load, lambda: pmvit.price(model, images))
-    return Evidence(scores, prices, images)
+    merge_costs = kept(
+        WORK / f"{name}.prices.json", pmvit.MergeCosts.load, lambda: pmvit.measure_merge_costs(model, images)
+    )
+    return Evidence(scores, merge_costs, images)
 
 
 def evaluate(model: nn.Module, batches: Batches, reference: list[Tensor]) -> dict[str, Tensor]:
@@ -100,7 +102,7 @@ def measure(rows: list[Row]) -> None:
     for name in MODELS:
         model = original(name)
         known = evidence(name, model)
-        wanted = [(budget, contender) for budget in BUDGETS for contender in known.contenders()]
+        wanted = [(budget, variant) for budget in BUDGETS for variant in known.variants()]
         done = {key_of(row) for row in rows}
         wanted = [key for key in wanted if (name, *key) not in done]
         if not wanted:
@@ -108,8 +110,8 @@ def measure(rows: list[Row]) -> None:
         batches = validation(model)
         with torch.inference_mode():
             reference = [predict(model, images) for images, _ in batches]
-        for budget, contender in wanted:
-            row, made = candidate(model, Compared(contender, contender, wanted=budget), budget, known)
+        for budget, variant in wanted:
+            row, made = candidate(model, Compared(variant, variant, wanted=budget), budget, known)
             if made is not None and budget == MIDDLE:
                 row = replace(row, **tried_export(made))
             result = asdict(row) if made is None else measured(row, made, batches, reference)
@@ -117,12 +119,12 @@ def measure(rows: list[Row]) -> None:
 
 
 def measure_speed(rows: list[Row]) -> None:
-    """Time all contenders at the middle budget, side by side, and keep it with their rows."""
+    """Time all variants at the middle budget, side by side, and keep it with their rows."""
     for name in MODELS:
         model = original(name)
         known = evidence(name, model)
         few = validation(model)[:1]
-        given = {"scores": known.scores, "prices": known.prices, "images": known.images}
+        given = {"scores": known.scores, "prices": known.merge_costs, "images": known.images}
         found = pmvit.compare(model, few, gflops=MIDDLE, runtimes=RUNTIMES, batches=(1, 16), rounds=30, **given)
         for compared in found.rows:
             method = compared.name if compared.name.endswith("optimized") else compared.method

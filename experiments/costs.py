@@ -80,9 +80,9 @@ def add_speed(rows: Rows, name: str, keep: float, settings: Settings) -> None:
     def time() -> Row:
         plan = pmvit.plan(_scores(name, settings), keep=keep, prune=0.1)
         small = pmvit.compress(timm.create_model(name), plan)
-        contenders = ("original", "compressed", "optimized")
-        result = pmvit.benchmark(small, against=contenders, batches=(BATCH,), rounds=ROUNDS, threads=1)
-        return {"batch": BATCH, **{row.contender: row.speedup for row in result.rows}}
+        variants = ("original", "compressed", "optimized")
+        result = pmvit.benchmark(small, against=variants, batches=(BATCH,), rounds=ROUNDS, threads=1)
+        return {"batch": BATCH, **{row.variant: row.speedup for row in result.rows}}
 
     rows.add({"speed of": name, "keep": keep}, time)
 
@@ -95,7 +95,7 @@ def measured_speed(model: str, keep: float) -> Row:
         if (row["model"], row["keep"], row["place"]) == (model, keep, "eager") and row["of_bound"] is not None
     ]
     batch = max(row["batch"] for row in rows)
-    return {"batch": batch, **{row["contender"]: row["speedup"] for row in rows if row["batch"] == batch}}
+    return {"batch": batch, **{row["variant"]: row["speedup"] for row in rows if row["batch"] == batch}}
 
 
 def cost_table(rows: Sequence[Row], cells: Sequence[tuple[str, float, float]]) -> str:

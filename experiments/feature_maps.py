@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.data.folder import image_folder
 from pmvit.files import write_text
+from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
-from pmvit.models import adapter_for
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")

@@ -1,8 +1,8 @@
-"""Plans that need no fine-tuning: priced merges beside the paper's plan, a plan from scores and ToMe, at equal FLOPs.
+"""Plans that need no fine-tuning: measured merges beside the paper's plan, a plan from scores and ToMe, at equal FLOPs.
 
     python -m experiments.measured_planner [--images 2000]
 
-Scores and prices come from `imagenet/train` (1,000 images), accuracy from `imagenet/val` (2,000 images, or as
+Scores and merge costs come from `imagenet/train` (1,000 images), accuracy from `imagenet/val` (2,000 images, or as
 many of them as named, in an order that depends on a seed alone) below the folder that PMVIT_DATA names. Rows are kept
 in `measured_planner.json` as they are measured, so that a stopped run goes on; the tables go to `measured_planner.md`.
 Takes about an hour on two cores.
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 import pmvit
 from experiments.paired import Row, answers, logits, lost, numbers, with_interval
 from experiments.without_tuning import BATCH_SIZE, DATA, MODELS, loader
-from pmvit.cost import ModelCost, model_cost
 from pmvit.files import write_text
 from pmvit.loading import create_model
+from pmvit.measuring.flops import ModelCost, model_cost
 from pmvit.methods.tome import tome
 from pmvit.planning import PAPER
 
@@ -47,12 +47,12 @@ METHODS = ["measured", WHOLE, *FROM_SCORES, TOME, EVERY_STEP, *ABLATIONS]
 
 
 class Candidates:
-    """One model, and what the methods make of it; scores and prices are measured when they are first asked for."""
+    """One model, and what the methods make of it; scores and merge costs are measured when they are first asked for."""
 
     def __init__(self, name: str, count: int) -> None:
         self.model = create_model(name, DATA / "weights" / f"{name}.safetensors")
         self.cost: ModelCost = model_cost(self.model)
-        self.sources: dict[str, pmvit.Scores | pmvit.Prices] = {}
+        self.sources: dict[str, pmvit.Scores | pmvit.MergeCosts] = {}
         self.count = count
 
     @cached_property
@@ -86,11 +86,11 @@ class Candidates:
             method, options = "measured", {"least_step": 0.0}
         return pmvit.compress(self.model, pmvit.plan(self._source(method), gflops=budget / 1e9, **options))
 
-    def _source(self, method: str) -> pmvit.Scores | pmvit.Prices:
+    def _source(self, method: str) -> pmvit.Scores | pmvit.MergeCosts:
         name = "scores" if method in FROM_SCORES else method
         if name not in self.sources:
             images = loader(self.model, "train", shuffle=True)
-            measure = pmvit.score if method in FROM_SCORES else partial(pmvit.price, **MEASURED[method])
+            measure = pmvit.score if method in FROM_SCORES else partial(pmvit.measure_merge_costs, **MEASURED[method])
             self.sources[name] = measure(self.model, images)
         return self.sources[name]
 
@@ -111,7 +111,7 @@ def measure(rows: list[Row], count: int) -> None:
 def markdown(rows: list[Row]) -> str:
     """The tables, from the measured rows alone."""
     lines = [
-        "# Plans without fine-tuning, priced by measurement",
+        "# Plans without fine-tuning, measured by measurement",
         "",
         "`python -m experiments.measured_planner` made this page. Shares are of the FLOPs of the blocks. Points lost "
         "and KL are to the original on the same images; in brackets 95 % intervals, from 2,000 resamplings of the "

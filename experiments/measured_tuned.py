@@ -1,4 +1,4 @@
-"""Measured plans after fine-tuning: priced merges and plans from scores on the demo's ViT, at the same FLOPs.
+"""Measured plans after fine-tuning: measured merges and plans from scores on the demo's ViT, at the same FLOPs.
 
     python -m experiments.measured_tuned [--seeds 3]
 
@@ -15,8 +15,8 @@ import torch
 
 import pmvit
 from experiments.paired import Row, answers, logits, lost, numbers, with_interval
+from pmvit.cli.demo_run import KEEP, TUNING, TUNING_BATCH
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.demo import KEEP, TUNING, TUNING_BATCH
 from pmvit.files import write_text
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -31,7 +31,7 @@ def measure(rows: list[Row], seeds: int) -> None:
     reference, labels = logits(model, test), torch.cat([labels for _, labels in test])
     plans = {"scored": pmvit.plan(pmvit.score(model, demo_loader("train")), keep=KEEP, prune=PRUNE)}
     cost = pmvit.flops(pmvit.compress(model, plans["scored"])).gflops
-    plans["measured"] = pmvit.plan(pmvit.price(model, demo_loader("train")), gflops=cost)
+    plans["measured"] = pmvit.plan(pmvit.measure_merge_costs(model, demo_loader("train")), gflops=cost)
     for seed in range(seeds):
         for method in METHODS:
             if any(row["key"] == [method, STAGES[-1], seed] for row in rows):

@@ -23,8 +23,8 @@ import pmvit
 from experiments.common import read_rows, table
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_atomically, write_text
+from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
-from pmvit.models import adapter_for
 from pmvit.training.metrics import read_metrics
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))

@@ -30,12 +30,12 @@ from pmvit.data.segmentation import PairSource, Split, open_pairs
 from pmvit.evaluation.segmentation import PixelCounts, classes_at
 from pmvit.evaluation.sliding import sliding_logits
 from pmvit.files import write_atomically, write_text
+from pmvit.hosts import adapter_for
 from pmvit.loading import create_model, open_loader
 from pmvit.methods import tome
 from pmvit.methods.budget import tome_r_for
-from pmvit.models import adapter_for
 from pmvit.progress import track
-from pmvit.runtime.timing import Ratio, bootstrap, compare, speedup
+from pmvit.runtime.bench.timing import Ratio, bootstrap, compare, speedup
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 PETS = DATA / "pets"

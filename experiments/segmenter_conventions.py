@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from pmvit.cost import ModelCost
+from pmvit.measuring.flops import ModelCost
 
 ENCODER, CLASSES, SIDE, PATCH, WIDTH, DEPTH = "vit_large_patch16_384", 150, 640, 16, 1024, 24
 TOKENS = (SIDE // PATCH) ** 2

@@ -36,12 +36,12 @@ from experiments.segmenter_conventions import (
     TOKENS,
     all_conventions,
 )
-from pmvit.cost import ModelCost, model_cost
 from pmvit.files import write_text
-from pmvit.models import adapter_for
+from pmvit.hosts import adapter_for
+from pmvit.measuring.flops import ModelCost, model_cost
 from pmvit.planning.plan import Scope
-from pmvit.runtime.memory import process_memory
-from pmvit.runtime.timing import speedup
+from pmvit.runtime.bench.memory import process_memory
+from pmvit.runtime.bench.timing import speedup
 
 RESULTS = Path(__file__).with_suffix(".json")
 ROUNDS = 5
@@ -121,10 +121,10 @@ def measure_time(results: Results) -> None:
     times: dict[str, list[float]] = results.setdefault("cpu_seconds", {name: [] for name in models})
     with torch.inference_mode():
         for number in range(ROUNDS):
-            for name, contender in models.items():
+            for name, variant in models.items():
                 if len(times[name]) == number:
                     start = time.process_time()
-                    contender(image)
+                    variant(image)
                     times[name].append(time.process_time() - start)
                     write(results)
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import pmvit
 from experiments.common import ORIGINAL, SEED, Row, Rows, Settings, bits
+from pmvit.cli.demo_run import TUNING, TUNING_BATCH
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.demo import TUNING, TUNING_BATCH
 from pmvit.evaluation.classification import measure
 from pmvit.loading import create_model, open_loader
 

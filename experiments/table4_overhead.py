@@ -32,7 +32,7 @@ kept* is a plan that keeps every token where it is, whose blocks are left as the
 def measure(rows: Rows, settings: Settings) -> None:
     def time() -> Row:
         result = pmvit.overhead(timm.create_model(MODEL), batch=BATCH, rounds=ROUNDS, threads=THREADS)
-        return {"speedup": {row.contender: row.speedup for row in result.rows}}
+        return {"speedup": {row.variant: row.speedup for row in result.rows}}
 
     rows.add({"model": MODEL, "batch": BATCH, "rounds": ROUNDS, "threads": THREADS}, time)
 

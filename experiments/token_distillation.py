@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import pmvit
+from pmvit.cli.demo_run import KEEP, TUNING, TUNING_BATCH
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.demo import KEEP, TUNING, TUNING_BATCH
 from pmvit.files import write_text
 from pmvit.training.loss import tapped_tokens, token_distance
 

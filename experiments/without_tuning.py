@@ -22,8 +22,8 @@ import pmvit
 from experiments.common import Row, Rows, page, table
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_text
+from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
-from pmvit.models import adapter_for
 from pmvit.planning import PAPER
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))

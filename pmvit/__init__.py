@@ -17,25 +17,25 @@ from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
     from pmvit.comparison import Comparison, compare
-    from pmvit.compress import compress, decompress, load, save
-    from pmvit.cost import Flops, flops
+    from pmvit.compression import compress, decompress
     from pmvit.evaluation import Evaluation, evaluate
     from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation
-    from pmvit.models.segmenter import Segmenter, create_segmenter
+    from pmvit.hosts.segmenter.model import Segmenter, create_segmenter
+    from pmvit.measuring import MergeCostConfig, MergeCosts, ScoreConfig, Scores, measure_merge_costs, score
+    from pmvit.measuring.flops import Flops, flops
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
-    from pmvit.pricing import PriceConfig, Prices, price
     from pmvit.prune_merge import PruneMerge
-    from pmvit.report.page import report
-    from pmvit.report.segment import segment
-    from pmvit.report.segmentation import Segmentation
-    from pmvit.report.tradeoff import draw_tradeoff
-    from pmvit.report.visualize import Visualized, visualize
-    from pmvit.runtime.benchmark import Benchmark, benchmark, overhead
-    from pmvit.runtime.export import Exported, export
+    from pmvit.reporting.page import report
+    from pmvit.reporting.segment import segment
+    from pmvit.reporting.segmentation import Segmentation
+    from pmvit.reporting.serve.server import serve
+    from pmvit.reporting.tradeoff import draw_tradeoff
+    from pmvit.reporting.visualize import Visualized, visualize
+    from pmvit.runtime.bench.run import Benchmark, benchmark, overhead
+    from pmvit.runtime.export.run import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
-    from pmvit.scoring import ScoreConfig, Scores, score
-    from pmvit.serving.server import serve
+    from pmvit.saving import load, save
     from pmvit.training import FinetuneConfig, Finetuned, calibrate, finetune
 
 __version__ = "0.1.0"
@@ -50,11 +50,11 @@ __all__ = [
     "Flops",
     "InferenceConfig",
     "LayerPlan",
+    "MergeCostConfig",
+    "MergeCosts",
     "Plan",
     "PlanConfig",
     "PmvitError",
-    "PriceConfig",
-    "Prices",
     "PruneMerge",
     "RunResults",
     "ScoreConfig",
@@ -76,10 +76,10 @@ __all__ = [
     "finetune",
     "flops",
     "load",
+    "measure_merge_costs",
     "optimize_for_inference",
     "overhead",
     "plan",
-    "price",
     "report",
     "run",
     "save",
@@ -91,25 +91,25 @@ __all__ = [
 
 _HOMES = {
     "comparison": ("Comparison", "compare"),
-    "compress": ("compress", "decompress", "load", "save"),
-    "cost": ("Flops", "flops"),
+    "compression": ("compress", "decompress"),
+    "measuring.flops": ("Flops", "flops"),
     "evaluation": ("Evaluation", "evaluate"),
     "evaluation.segmentation": ("SegmentationEvaluation", "evaluate_segmentation"),
-    "models.segmenter": ("Segmenter", "create_segmenter"),
+    "hosts.segmenter.model": ("Segmenter", "create_segmenter"),
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
-    "pricing": ("PriceConfig", "Prices", "price"),
+    "measuring": ("MergeCostConfig", "MergeCosts", "ScoreConfig", "Scores", "measure_merge_costs", "score"),
     "prune_merge": ("PruneMerge",),
-    "report.page": ("report",),
-    "report.segment": ("segment",),
-    "report.segmentation": ("Segmentation",),
-    "report.tradeoff": ("draw_tradeoff",),
-    "report.visualize": ("Visualized", "visualize"),
-    "runtime.benchmark": ("Benchmark", "benchmark", "overhead"),
-    "runtime.export": ("Exported", "export"),
+    "reporting.page": ("report",),
+    "reporting.segment": ("segment",),
+    "reporting.segmentation": ("Segmentation",),
+    "reporting.tradeoff": ("draw_tradeoff",),
+    "reporting.visualize": ("Visualized", "visualize"),
+    "runtime.bench.run": ("Benchmark", "benchmark", "overhead"),
+    "runtime.export.run": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
-    "scoring": ("ScoreConfig", "Scores", "score"),
-    "serving.server": ("serve",),
+    "saving": ("load", "save"),
+    "reporting.serve.server": ("serve",),
     "training": ("FinetuneConfig", "Finetuned", "calibrate", "finetune"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

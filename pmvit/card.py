@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from pmvit.cost import Flops
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
-from pmvit.models import adapter_for
+from pmvit.hosts import adapter_for
+from pmvit.measuring.flops import Flops
 from pmvit.planning import Plan
 
 CARD_FILE = "README.md"

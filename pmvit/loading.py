@@ -12,21 +12,16 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from pmvit.compress import load, load_tensors, read_tensors
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.data.pixels import pixel_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.errors import PmvitError
-from pmvit.models import (
-    TimmFeatures,
-    adapter_for,
-    find_adapter,
-    hf_loading,
-    segmenter_checkpoint,
-    smp_dpt,
-    timm_features,
-)
-from pmvit.models.segmenter import create_segmenter
+from pmvit.hosts import TimmFeatures, adapter_for, find_adapter, smp
+from pmvit.hosts.hf import loading as hf_loading
+from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
+from pmvit.hosts.segmenter.model import create_segmenter
+from pmvit.hosts.timm import features as timm_features
+from pmvit.saving import load, load_tensors, read_tensors
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -76,7 +71,7 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
     if Path(name).exists():
         if weights is not None or arguments:
             raise PmvitError(f"{name} is a saved model and brings its weights and arguments; got others beside it")
-        return _smp_model(Path(name)) if smp_dpt.is_folder(Path(name)) else load(name)
+        return _smp_model(Path(name)) if smp.is_folder(Path(name)) else load(name)
     tensors = read_weights(Path(weights)) if weights is not None else None
     if library == "torchvision":
         model = _torchvision_model(rest, arguments, pretrained=tensors is None)
@@ -119,7 +114,7 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
 
 def _smp_model(folder: Path) -> nn.Module:
     """A model that `save_pretrained` of segmentation_models_pytorch wrote."""
-    model: nn.Module = smp_dpt.from_folder(folder)
+    model: nn.Module = smp.from_folder(folder)
     load_tensors(model, read_weights(folder / "model.safetensors"), str(folder))
     return model
 

@@ -8,23 +8,23 @@ from typing import Any
 
 from torch import nn
 
-from pmvit._processes import this_process, wait_for_all
+from pmvit._system import this_process, wait_for_all
 from pmvit.card import Facts
-from pmvit.compress import CONFIG_FILE, compress, describe_on_card, load, save
-from pmvit.cost import flops
+from pmvit.compression import compress
 from pmvit.errors import PmvitError
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.files import check_fields, read_document, write_text
 from pmvit.fingerprint import fingerprint
 from pmvit.loading import open_loader, open_validation
+from pmvit.measuring import MergeCosts, ScoreConfig, Scores, measure_merge_costs, score
+from pmvit.measuring.flops import flops
 from pmvit.planning import Plan, PlanConfig, choose_method, plan
-from pmvit.pricing import Prices, price
 from pmvit.prune_merge import Learn
-from pmvit.scoring import ScoreConfig, Scores, score
+from pmvit.saving import CONFIG_FILE, describe_on_card, load, save
 from pmvit.training import FinetuneConfig, finetune
 
 RUN_FILE, COMPRESSED, RESULTS_FILE = "run.json", "compressed", "results.json"
-SCORES_FILE, PRICES_FILE = "scores.json", "prices.json"
+SCORES_FILE, MERGE_COSTS_FILE = "scores.json", "prices.json"
 FORMAT, VERSION = "pmvit-run", 1
 
 
@@ -53,14 +53,14 @@ def run(
     measure: Callable[[Plan], float] | None = None,
     progress: bool = True,
 ) -> RunResults:
-    """Make a faster model of a pretrained one, from scores or prices to fine-tuned weights, stage by stage.
+    """Make a faster model of a pretrained one, from scores or merge costs to fine-tuned weights, stage by stage.
 
-    The folder gets the scores or prices, the model as compressed (`compressed/`), the tuned model itself with all that
+    The folder gets what was measured, the model as compressed (`compressed/`), the tuned model itself with all that
     `finetune` writes, and `results.json`. A stage that is done is not done again; one that was interrupted goes on.
 
     Args:
         model: The original.
-        train: Training images, for scores or prices and fine-tuning, as `open_source` takes them.
+        train: Training images, for scores or merge costs and fine-tuning, as `open_source` takes them.
         val: Images to validate and evaluate on.
         output: The folder.
         score_config: How to score.
@@ -89,13 +89,13 @@ def run(
         )
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
     is_measured = choose_method(model, planning, scoring) == "measured"
-    source = folder / (PRICES_FILE if is_measured else SCORES_FILE)
+    source = folder / (MERGE_COSTS_FILE if is_measured else SCORES_FILE)
     is_there = source.exists()
     wait_for_all()
     if not is_there and is_measured and is_main:  # a few hundred images are no work to share
         reading: dict[str, Any] = {"batch_size": score_batch_size, "shuffle": True, "workers": tuning.workers}
         loader = open_loader(model, train, labels=False, first_label=first_label, **reading)
-        price(model, loader, progress=progress).save(source)
+        measure_merge_costs(model, loader, progress=progress).save(source)
     elif not is_there and not is_measured:
         partial = folder / f"{SCORES_FILE}.partial"
         shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": tuning.workers}
@@ -106,7 +106,7 @@ def run(
             scores.save(source)
             partial.unlink(missing_ok=True)
     if is_main and not (folder / COMPRESSED / CONFIG_FILE).exists():
-        made = plan(Prices.load(source) if is_measured else Scores.load(source), planning, measure=measure)
+        made = plan(MergeCosts.load(source) if is_measured else Scores.load(source), planning, measure=measure)
         save(compress(model, made, learn=learn), folder / COMPRESSED, arguments=arguments)
     wait_for_all()
     small = load(folder / COMPRESSED)

@@ -136,7 +136,7 @@ def pipeline() -> str:
     return svg(732, 264, "From a pretrained model to a file for a runtime", parts)
 
 
-def hand_over() -> str:
+def transition() -> str:
     parts = [
         text(16, 22, "as compressed", "verb start"),
         box(16, 40, 110, 60, ("block 4", "verb"), ("m tokens", "soft")),
@@ -169,7 +169,7 @@ def hand_over() -> str:
         text(600, 247, "remainder", "soft"),
         text(366, 302, "remainder: what tokens keep for themselves, until a block reads it or nothing will", "soft"),
     ]
-    return svg(732, 316, "The hand-over between two blocks, before and after optimisation", parts)
+    return svg(732, 316, "The transition between two blocks, before and after optimisation", parts)
 
 
 def icon() -> str:
@@ -179,7 +179,7 @@ def icon() -> str:
     return "\n".join(['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">', *parts, "</svg>", ""])
 
 
-DRAWINGS = {"token_flow": token_flow, "pipeline": pipeline, "hand_over": hand_over, "icon": icon}
+DRAWINGS = {"token_flow": token_flow, "pipeline": pipeline, "transition": transition, "icon": icon}
 
 if __name__ == "__main__":
     for name, draw in DRAWINGS.items():

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.hosts import adapter_for
+from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.merged_mlp import mlp_matrices_of
-from pmvit.models import adapter_for
-from pmvit.outputs import gives_logits, predict
 from pmvit.planning import LayerPlan
-from pmvit.runtime.contenders import in_place_plan
+from pmvit.runtime.bench.variants import in_place_plan
 from scripts.sweep_models import FAMILIES, Candidate, candidates
 
 NOT_TRIED = [

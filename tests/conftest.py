@@ -9,8 +9,8 @@ from torch import nn
 
 import pmvit
 from pmvit.data.folder import image_folder
+from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
-from pmvit.models import adapter_for
 from tests.helpers import make_pictures, small_vit
 
 DATA = Path(os.environ.get("PMVIT_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.outputs import predict
+from pmvit.hosts.outputs import predict
 
 State = dict[str, Tensor]
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pmvit.models.segmenter import Segmenter, create_segmenter
+from pmvit.hosts.segmenter.model import Segmenter, create_segmenter
 
 WIDTHS = {"tiny": (192, 12), "small": (384, 12), "base": (768, 12), "large": (1024, 24)}
 

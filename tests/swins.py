@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.models import adapter_for
+from pmvit.hosts import adapter_for
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 from torchvision.models import swin_transformer

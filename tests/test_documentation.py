@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pmvit
-from pmvit.models import adapter as adapters
+from pmvit.hosts import adapter as adapters
 from scripts import drawings, results
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +116,7 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
     for name, html in pages.items():
         fetched = re.findall(r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)|<link[^>]+href="(https?:[^"]+)', html)
         assert fetched == [], name
-    assert 'id="pmvit.scoring.score"' in pages["api.html"]
+    assert 'id="pmvit.measuring.score"' in pages["api.html"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)

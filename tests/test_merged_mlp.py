@@ -90,9 +90,9 @@ def test_saved_and_loaded(plan: Plan, images: Tensor, tmp_path: Path, name: str)
 
 def test_costs_are_counted_and_predicted(plan: Plan) -> None:
     model = small_vit()
-    prices = pmvit.price(model, [torch.randn(1, 3, 96, 96)], progress=False)
+    merge_costs = pmvit.measure_merge_costs(model, [torch.randn(1, 3, 96, 96)], progress=False)
     counted = pmvit.flops(pmvit.compress(model, plan))
-    assert counted.macs == predicted_macs(prices, plan)
+    assert counted.macs == predicted_macs(merge_costs, plan)
     without = replace(plan, layers={index: replace(layer, mlp=None) for index, layer in plan.layers.items()})
     whole = pmvit.flops(pmvit.compress(model, without))
     mlp_of_a_token = 2 * 4 * 48 * 48
@@ -136,7 +136,7 @@ def test_mistakes_get_one_line(plan: Plan) -> None:
     scores = pmvit.score(swin, [], scorer="random")
     first = pmvit.plan(scores, keep=1.0)
     split = replace(first.layers[0], mlp=replace(first.layers[0], mlp=None))
-    with pytest.raises(pmvit.PmvitError, match='cannot be told apart: make a plan from prices with parts="whole"'):
+    with pytest.raises(pmvit.PmvitError, match='cannot be told apart: make a plan from merge costs with parts="whole"'):
         pmvit.compress(swin, replace(first, layers={**first.layers, 0: split}))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from pmvit.cli.options import PLAN_OPTIONS, PRICE_OPTIONS, SCORE_OPTIONS, given
+from pmvit.cli.options import MERGE_COST_OPTIONS, PLAN_OPTIONS, SCORE_OPTIONS, given
 from pmvit.cli.screen import console as console
 from pmvit.cli.screen import fail as fail
 from pmvit.cli.screen import print_json as print_json
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pmvit.card import Facts
-    from pmvit.cost import Flops
+    from pmvit.measuring import MergeCosts, Scores
+    from pmvit.measuring.flops import Flops
     from pmvit.planning import Plan
-    from pmvit.pricing import Prices
-    from pmvit.scoring import Scores
 
 app = typer.Typer()  # the verbs register here
 PLANNERS = (None, "scored", "measured")  # what --method may say, once it is settled, for a plan to be made
@@ -79,8 +78,8 @@ def meter(model: "nn.Module") -> "Callable[[Plan], float]":
     """Measures on random images of the model's size; nothing is measured before a plan has to be."""
     import torch
 
-    from pmvit.models import adapter_for
-    from pmvit.runtime.timing import speedup_meter
+    from pmvit.hosts import adapter_for
+    from pmvit.runtime.bench.timing import speedup_meter
 
     device = next(model.parameters()).device
     return speedup_meter(model, torch.randn(16, *adapter_for(model).input_size(model), device=device))
@@ -105,21 +104,21 @@ def scores_file(output: Path) -> Path:
     return output.with_suffix(".scores.json") if output.suffix == ".safetensors" else output / "scores.json"
 
 
-def prices_file(output: Path) -> Path:
-    """Where the prices of a compressed model go: into its folder, or beside its file."""
+def merge_costs_file(output: Path) -> Path:
+    """Where the merge costs of a compressed model go: into its folder, or beside its file."""
     return output.with_suffix(".prices.json") if output.suffix == ".safetensors" else output / "prices.json"
 
 
-def read_measurements(path: Path) -> "Scores | Prices":
-    """The scores or the prices in a file, whichever it says it has."""
+def read_measurements(path: Path) -> "Scores | MergeCosts":
+    """The scores or the merge costs in a file, whichever it says it has."""
     import pmvit
-    from pmvit.pricing.prices import FORMAT
+    from pmvit.measuring.merge_costs import FORMAT
 
     try:
         has_prices = json.loads(path.read_text(encoding="utf-8"))["format"] == FORMAT
     except (OSError, ValueError, TypeError, KeyError):
         has_prices = False  # and what else is wrong with the file, loading it will say
-    return pmvit.Prices.load(path) if has_prices else pmvit.Scores.load(path)
+    return pmvit.MergeCosts.load(path) if has_prices else pmvit.Scores.load(path)
 
 
 def plan_options_of(options: dict[str, Any], paper: bool) -> dict[str, Any]:
@@ -234,21 +233,21 @@ def run_score(
     return scores
 
 
-def run_price(
+def run_merge_costs(
     model: "nn.Module", data: str, output: Path, options: dict[str, Any], here: Processes, **reading: Any
-) -> "Prices":
-    """Price merges and write the prices."""
+) -> "MergeCosts":
+    """Price merges and write the merge costs."""
     import pmvit
     from pmvit.files import check_writable
     from pmvit.loading import open_loader
 
     check_writable(output)
     loader = open_loader(model, data, labels=False, shuffle=True, first_label=options.get("first_label"), **reading)
-    prices = pmvit.price(model, loader, progress=here.is_main, **given(options, PRICE_OPTIONS))
-    prices.save(output)
+    merge_costs = pmvit.measure_merge_costs(model, loader, progress=here.is_main, **given(options, MERGE_COST_OPTIONS))
+    merge_costs.save(output)
     if loader.broken:
         console.print(loader.broken.summary(), style="yellow")
-    return prices
+    return merge_costs
 
 
 def print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:

@@ -14,14 +14,14 @@ from pmvit.cli.common import (
     open_model,
     print_json,
     processes,
-    run_price,
+    run_merge_costs,
     run_score,
     whole_numbers,
 )
 from pmvit.cli.completion import BENCHMARKED, METHODS, some_of
 from pmvit.cli.options import (
     MASK_OPTIONS,
-    PRICE_OPTIONS,
+    MERGE_COST_OPTIONS,
     SCORE_OPTIONS,
     SEGMENTER_OPTIONS,
     AsJson,
@@ -58,7 +58,7 @@ def compare(
         ),
     ] = "all",
     scores: Annotated[Path | None, typer.Option("--scores", help="Scores for prune-merge, made before.")] = None,
-    prices: Annotated[Path | None, typer.Option("--prices", help="Prices for measured, made before.")] = None,
+    merge_costs: Annotated[Path | None, typer.Option("--prices", help="Merge costs for measured, made before.")] = None,
     score_data: Annotated[
         str | None,
         typer.Option("--score-data", help="Images to score and price on, and for ps-vit and taylor-pruning."),
@@ -93,8 +93,8 @@ def compare(
     """Put methods side by side at equal measured GFLOPs, untrained: accuracy, agreement, speed, export."""
     import pmvit
     from pmvit.data.segmentation import has_masks
+    from pmvit.hosts import adapter_for
     from pmvit.loading import open_loader
-    from pmvit.models import adapter_for
 
     network = open_model(model, weights, model_arg, data_arg, "cpu", given(options, SEGMENTER_OPTIONS))
     names = None if methods == "all" else names_in(methods)
@@ -108,7 +108,9 @@ def compare(
         number = images
     if number is not None:
         shown = list(itertools.islice(shown, number))
-    evidence = _evidence(network, scores, prices, score_data, names, output or Path(), options, batch_size, workers)
+    evidence = _evidence(
+        network, scores, merge_costs, score_data, names, output or Path(), options, batch_size, workers
+    )
     if names is None and (missing := [name for name, found in evidence.items() if found is None]):
         console.print(f"what needs {', '.join(missing)} is left out: give --score-data", style="yellow")
     result = pmvit.compare(
@@ -135,7 +137,7 @@ def compare(
 def _evidence(
     network: "nn.Module",
     scores: Path | None,
-    prices: Path | None,
+    merge_costs: Path | None,
     source: str | None,
     names: list[str] | None,
     folder: Path,
@@ -143,14 +145,14 @@ def _evidence(
     batch_size: int,
     workers: int,
 ) -> dict[str, Any]:
-    """Scores, prices and images as `compare` takes them: those that were made before, and what images give."""
+    """Scores, merge costs and images as `compare` takes them: those that were made before, and what images give."""
     import pmvit
     from pmvit.loading import open_loader
 
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
     found: dict[str, Any] = {
         "scores": None if scores is None else pmvit.Scores.load(scores),
-        "prices": None if prices is None else pmvit.Prices.load(prices),
+        "prices": None if merge_costs is None else pmvit.MergeCosts.load(merge_costs),
         "images": None,
     }
     if source is None:
@@ -158,9 +160,9 @@ def _evidence(
     here = processes("cpu")
     if scores is None and (names is None or "prune-merge" in names):
         found["scores"] = run_score(network, source, folder / "scores.json", options, here, **reading)
-    if prices is None and (names is None or "measured" in names):
-        nothing = dict.fromkeys(PRICE_OPTIONS)
-        found["prices"] = run_price(network, source, folder / "prices.json", nothing, here, **reading)
+    if merge_costs is None and (names is None or "measured" in names):
+        nothing = dict.fromkeys(MERGE_COST_OPTIONS)
+        found["prices"] = run_merge_costs(network, source, folder / "prices.json", nothing, here, **reading)
     found["images"] = open_loader(network, source, shuffle=True, **reading)
     return found
 

@@ -16,7 +16,7 @@ METHODS = (
 )
 RUNTIMES = ("onnx", "openvino", "torch-export", "aot-inductor", "torchscript", "executorch", "litert")
 BENCHMARKED = ("eager", "compile", "onnxruntime", *RUNTIMES[1:])
-CONTENDERS = ("original", "original-optimized", "compressed", "optimized", "bound", "direct", "tome")
+VARIANTS = ("original", "original-optimized", "compressed", "optimized", "bound", "direct", "tome")
 VALUES = {
     "decoder": ("mask", "linear"),
     "device": ("cpu", "cuda", "mps"),

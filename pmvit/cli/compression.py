@@ -13,16 +13,16 @@ from pmvit.cli.common import (
     console,
     facts_of,
     follow_paper,
+    merge_costs_file,
     meter,
     open_model,
     pairs,
     plan_options_of,
-    prices_file,
     print_info,
     print_json,
     processes,
     read_measurements,
-    run_price,
+    run_merge_costs,
     run_score,
     scores_file,
     settle_method,
@@ -32,9 +32,9 @@ from pmvit.cli.options import (
     DATA_HELP,
     MASK_OPTIONS,
     MASKS_HELP,
+    MERGE_COST_OPTIONS,
     METHOD_OPTIONS,
     PLAN_OPTIONS,
-    PRICE_OPTIONS,
     SCORE_OPTIONS,
     SEGMENTER_OPTIONS,
     AsJson,
@@ -56,9 +56,8 @@ from pmvit.commands import remember_command
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
-    from pmvit.pricing import Prices
+    from pmvit.measuring import MergeCosts, Scores
     from pmvit.prune_merge import Learn
-    from pmvit.scoring import Scores
 
 
 @app.command()
@@ -90,7 +89,7 @@ def score(
 
 
 @app.command()
-@with_options(PRICE_OPTIONS, SEGMENTER_OPTIONS)
+@with_options(MERGE_COST_OPTIONS, SEGMENTER_OPTIONS)
 def price(
     model: ModelName,
     data: Data,
@@ -104,14 +103,14 @@ def price(
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
-    """Measure what merging tokens costs in each block, without labels; write the prices as JSON."""
+    """Measure what merging tokens costs in each block, without labels; write the merge costs as JSON."""
     here = processes(device)
     network = open_model(model, weights, model_arg, data_arg, here.device, given(options, SEGMENTER_OPTIONS))
-    prices = run_price(network, data, output, options, here, batch_size=batch_size, workers=workers)
+    merge_costs = run_merge_costs(network, data, output, options, here, batch_size=batch_size, workers=workers)
     if as_json and here.is_main:
-        print_json({"prices": output, "images": prices.images})
+        print_json({"prices": output, "images": merge_costs.images})
         return
-    console.print(f"prices from {prices.images} images: {output}")
+    console.print(f"merge costs from {merge_costs.images} images: {output}")
 
 
 @app.command()
@@ -139,12 +138,12 @@ def plan(
 
 
 @app.command()
-@with_options(PLAN_OPTIONS, METHOD_OPTIONS, SCORE_OPTIONS, PRICE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
+@with_options(PLAN_OPTIONS, METHOD_OPTIONS, SCORE_OPTIONS, MERGE_COST_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
 def compress(
     model: ModelName,
     output: Output,
     data: Annotated[str | None, typer.Option("--data", help=f"Images to score on. {DATA_HELP} {MASKS_HELP}")] = None,
-    scores: Annotated[Path | None, typer.Option("--scores", help="Scores or prices, instead of --data.")] = None,
+    scores: Annotated[Path | None, typer.Option("--scores", help="Scores or merge costs, instead of --data.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="A plan made before, instead of --data.")] = None,
     weights: WeightsFile = None,
     model_arg: ModelArguments = None,
@@ -159,15 +158,15 @@ def compress(
 ) -> None:
     """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
-    Merges are priced by what they change in the predictions (measured). Where attention stays inside windows, and with
+    By default, what merges change in the predictions is measured. Where attention stays inside windows, and with
     options that only scores have (--prune, --loss, --paper, ...), tokens are scored by Eq. 9 (scored). --method tome,
     evit, tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
-    from pmvit.compress import check_output
     from pmvit.loading import open_loader
     from pmvit.methods import METHODS
     from pmvit.planning import choose_method
+    from pmvit.saving import check_output
 
     sources = [source for source in (data, scores, plan) if source is not None]
     paper = settle_method(options, paper)
@@ -201,17 +200,17 @@ def compress(
     elif scores is not None:
         measured = read_measurements(scores)
         made = pmvit.plan(measured, measure=meter(network), **plan_options)
-        measured.save(prices_file(output) if isinstance(measured, pmvit.Prices) else scores_file(output))
+        measured.save(merge_costs_file(output) if isinstance(measured, pmvit.MergeCosts) else scores_file(output))
     else:
         reading = {"batch_size": batch_size, "workers": workers}
-        if given(options, PRICE_OPTIONS):
+        if given(options, MERGE_COST_OPTIONS):
             plan_options["method"] = "measured"
         config, scoring = pmvit.PlanConfig(**plan_options), pmvit.ScoreConfig(**given(options, SCORE_OPTIONS))
-        source: Scores | Prices
+        source: Scores | MergeCosts
         if choose_method(network, config, scoring) == "measured":
             if not here.is_main:
                 return
-            source = run_price(network, cast("str", data), prices_file(output), options, here, **reading)
+            source = run_merge_costs(network, cast("str", data), merge_costs_file(output), options, here, **reading)
         else:
             source = run_score(network, cast("str", data), scores_file(output), options, here, **reading)
         if not here.is_main:
@@ -230,11 +229,11 @@ def compress(
 
 
 def _check_measurement(data: str | None, options: dict[str, Any]) -> None:
-    """See that the options for scores and for prices are where something is scored or priced."""
-    to_score, to_price = given(options, SCORE_OPTIONS), given(options, PRICE_OPTIONS)
+    """See that the options for scores and for merge costs are where something is scored or measured."""
+    to_score, to_price = given(options, SCORE_OPTIONS), given(options, MERGE_COST_OPTIONS)
     if to_price and (options["method"] == "scored" or to_score):
         raise PmvitError(f"{', '.join(to_price)}: expected with --method measured alone")
     if to_score and options["method"] == "measured":
         raise PmvitError(f"{', '.join(to_score)}: expected with --method scored alone")
     if data is None and (unused := to_score or to_price):
-        raise PmvitError(f"{', '.join(unused)}: nothing is {'scored' if to_score else 'priced'} without --data")
+        raise PmvitError(f"{', '.join(unused)}: nothing is {'scored' if to_score else 'measured'} without --data")

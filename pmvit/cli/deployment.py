@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pmvit.cli.common import app, console, names_in, print_json, whole_numbers
-from pmvit.cli.completion import BENCHMARKED, CONTENDERS, some_of, value_of
+from pmvit.cli.completion import BENCHMARKED, VARIANTS, some_of, value_of
 from pmvit.cli.options import AsJson, Saved, Threads
 
 
@@ -61,9 +61,9 @@ def benchmark(
         str,
         typer.Option(
             "--against",
-            help="Contenders, with commas: original, original-optimized, compressed (without the passes), optimized, "
+            help="Variants, with commas: original, original-optimized, compressed (without the passes), optimized, "
             "bound (equal tokens, no operations), direct, tome; with -int8 behind them quantised.",
-            autocompletion=some_of(*CONTENDERS),
+            autocompletion=some_of(*VARIANTS),
         ),
     ] = "original,compressed,optimized,bound",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")] = "1,16",
@@ -76,7 +76,7 @@ def benchmark(
             autocompletion=some_of(*BENCHMARKED),
         ),
     ] = "eager",
-    rounds: Annotated[int, typer.Option("--rounds", min=3, help="Turns of each contender.")] = 20,
+    rounds: Annotated[int, typer.Option("--rounds", min=3, help="Turns of each variant.")] = 20,
     threads: Threads = None,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True,
     in_place: Annotated[
@@ -91,7 +91,7 @@ def benchmark(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure speed side by side: all contenders take turns in one run, on the same images and threads."""
+    """Measure speed side by side: all variants take turns in one run, on the same images and threads."""
     import pmvit
 
     network = pmvit.load(model)
@@ -113,4 +113,4 @@ def benchmark(
     if as_json:
         print_json(json.loads(result.to_json()))
         return
-    console.table(result.COLUMNS, result.cells(), left=("runtime", "contender"), least_width=124)
+    console.table(result.COLUMNS, result.cells(), left=("runtime", "variant"), least_width=124)

@@ -25,7 +25,7 @@ def info(
 ) -> None:
     """Show what a saved model keeps in each block, and what it costs before and after."""
     import pmvit
-    from pmvit.compress import compression_of
+    from pmvit.compression import compression_of
     from pmvit.methods import method_of
 
     network = pmvit.load(model)
@@ -66,10 +66,10 @@ def evaluate(
     import copy
 
     import pmvit
-    from pmvit.compress import is_compressed
+    from pmvit.compression import is_compressed
     from pmvit.data.segmentation import has_masks
+    from pmvit.hosts import adapter_for
     from pmvit.loading import open_loader
-    from pmvit.models import adapter_for
 
     network = pmvit.load(model, device=device)
     original = pmvit.decompress(copy.deepcopy(network)) if is_compressed(network) else None
@@ -133,8 +133,8 @@ def _show(
 @app.command()
 def demo(output: Output = Path("demo-output"), as_json: AsJson = False) -> None:
     """Compress the built-in ViT; print accuracy and speed before and after, write a picture and a report."""
+    from pmvit.cli.demo_run import run
     from pmvit.commands import remember_command
-    from pmvit.demo import run
 
     remember_command(output)
     results = run(output, console.rich)

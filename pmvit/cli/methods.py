@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pmvit.cli.common import PLANNERS, block_numbers, console, pairs, print_costs, print_json
-from pmvit.cli.options import PLAN_OPTIONS, PRICE_OPTIONS, SCORE_OPTIONS, given
+from pmvit.cli.options import MERGE_COST_OPTIONS, PLAN_OPTIONS, SCORE_OPTIONS, given
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ def by_method(
     """Compress a model by another method, which may look at images, and save it."""
     import pmvit
     from pmvit import methods
-    from pmvit.compress import check_output
+    from pmvit.saving import check_output
 
     planning = {name: option for name, option in PLAN_OPTIONS.items() if name not in SHARED}
-    if unused := given(options, {**SCORE_OPTIONS, **PRICE_OPTIONS, **planning}):
+    if unused := given(options, {**SCORE_OPTIONS, **MERGE_COST_OPTIONS, **planning}):
         raise PmvitError(f"{', '.join(unused)}: for Prune and Merge alone; got it beside --method {options['method']}")
     check_output(output)
     method = chosen_method(model, options, images)

@@ -73,7 +73,7 @@ SCORE_OPTIONS = {
         bool | None, typer.Option("--abs-per-sample/--abs-per-batch", help="Where scores are made absolute.")
     ],
 }
-PRICE_OPTIONS = {
+MERGE_COST_OPTIONS = {
     "images": Annotated[int | None, typer.Option(min=1, help="measured: images to use at most; 1024 if not given.")],
     "parts": Annotated[
         str | None, typer.Option(help="measured: split (attention and MLP by themselves; default) or whole blocks.")
@@ -86,13 +86,14 @@ PRICE_OPTIONS = {
         bool | None, typer.Option("--nested/--no-nested", help="measured: what is merged stays merged (default).")
     ],
     "early": Annotated[
-        float | None, typer.Option(help="measured: raise prices of the first block so much, later ones less; by 5.")
+        float | None,
+        typer.Option(help="measured: raise costs of the first block so much, later ones less; by 5."),
     ],
 }
 PLAN_OPTIONS = {
     "method": Annotated[
         str | None,
-        typer.Option(help="measured (priced merges; default), scored (Eq. 9; Swin's), paper (its choices); tome, ..."),
+        typer.Option(help="measured (merge costs; default), scored (Eq. 9; Swin's), paper (its choices); tome, ..."),
     ],
     "keep": Annotated[float | None, typer.Option(help="Share of the patch tokens to keep.")],
     "prune": Annotated[float | None, typer.Option(help="Share of the patch tokens to prune; the rest merge.")],
@@ -195,7 +196,7 @@ Learning = Annotated[
 ]
 Paper = Annotated[bool, typer.Option("--paper", help="The paper's choices wherever an option is not given.")]
 
-for _group in (SCORE_OPTIONS, PRICE_OPTIONS, PLAN_OPTIONS, SEGMENTER_OPTIONS, FINETUNE_OPTIONS):
+for _group in (SCORE_OPTIONS, MERGE_COST_OPTIONS, PLAN_OPTIONS, SEGMENTER_OPTIONS, FINETUNE_OPTIONS):
     for _name, _option in _group.items():
         if _name in VALUES:
             get_args(_option)[1].autocompletion = value_of(_name)

@@ -69,7 +69,7 @@ def serve(
 ) -> None:
     """Start a page on this machine where one drops an image and sees what the model and its original say."""
     import pmvit
-    from pmvit.serving.uploads import Limits
+    from pmvit.reporting.serve.uploads import Limits
 
     limits = Limits(max_megabytes, max_megapixels)
     pmvit.serve(model, port=port, original=original, names=names, limits=limits, say=console.print)

@@ -1,4 +1,4 @@
-"""What takes part in a comparison: each contender at a cost, or why there is none."""
+"""What takes part in a comparison: each variant at a cost, or why there is none."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,16 +9,15 @@ from torch import nn
 
 from pmvit.comparison.table import Compared
 from pmvit.comparison.weights import prune_weights
-from pmvit.compress import compress
-from pmvit.cost import flops
+from pmvit.compression import compress
 from pmvit.errors import PmvitError
+from pmvit.measuring import MergeCosts, Scores
+from pmvit.measuring.flops import flops
 from pmvit.methods import METHODS, apply
 from pmvit.methods.budget import nearest
 from pmvit.planning import plan
-from pmvit.pricing import Prices
-from pmvit.scoring import Scores
 
-OURS = ("prune-merge", "measured")  # plans from scores and from prices
+OURS = ("prune-merge", "measured")  # plans from scores and from merge costs
 WEIGHTS = {"magnitude-pruning": "magnitude", "taylor-pruning": "taylor"}
 FAR = 0.05  # what a method may be off a cost, for the steps it goes in; farther off, it cannot be compared there
 Candidate = tuple[Compared, nn.Module | None]
@@ -26,21 +25,21 @@ Candidate = tuple[Compared, nn.Module | None]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What contenders may know of a model and its images.
+    """What variants may know of a model and its images.
 
     Attributes:
         scores: What `prune-merge` plans with.
-        prices: What `measured` plans with.
+        merge costs: What `measured` plans with.
         images: A loader, for methods that look at images, and for the gradients of `taylor-pruning`.
     """
 
     scores: Scores | None = None
-    prices: Prices | None = None
+    merge_costs: MergeCosts | None = None
     images: Iterable[Any] | None = None
 
-    def contenders(self) -> list[str]:
+    def variants(self) -> list[str]:
         """All that need no training and for which there is all that they need."""
-        ours = [name for name, found in zip(OURS, (self.scores, self.prices), strict=True) if found is not None]
+        ours = [name for name, found in zip(OURS, (self.scores, self.merge_costs), strict=True) if found is not None]
         has_images = self.images is not None
         others = [name for name, kind in METHODS.items() if not kind.learns and (has_images or not kind.looks)]
         weights = [name for name, kind in WEIGHTS.items() if has_images or kind != "taylor"]
@@ -48,7 +47,7 @@ class Evidence:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise `PmvitError` for a contender that there is not."""
+    """Raise `PmvitError` for a variant that there is not."""
     known = [*OURS, *METHODS, *WEIGHTS]
     if unknown := [name for name in names if name not in known]:
         raise PmvitError(f"expected one of the methods {', '.join(known)}; got {unknown[0]!r}")
@@ -70,9 +69,9 @@ def candidate(model: nn.Module, row: Compared, budget: float, evidence: Evidence
 
 def _made(model: nn.Module, row: Compared, budget: float, evidence: Evidence) -> tuple[Compared, nn.Module]:
     if row.method in OURS:
-        source = evidence.scores if row.method == OURS[0] else evidence.prices
+        source = evidence.scores if row.method == OURS[0] else evidence.merge_costs
         if source is None:
-            raise PmvitError(f"it needs {'scores' if row.method == OURS[0] else 'prices'}")
+            raise PmvitError(f"it needs {'scores' if row.method == OURS[0] else 'merge costs'}")
         made = plan(source, gflops=budget)
         return replace(row, options=made.made_by.get("plan", {})), compress(model, made)
     if row.method in WEIGHTS:

@@ -11,20 +11,19 @@ from torch import nn
 
 from pmvit.comparison.candidates import OURS, Candidate, Evidence, candidate, check_names, counted
 from pmvit.comparison.table import Compared, Comparison
-from pmvit.compress import is_compressed
+from pmvit.compression import is_compressed
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import evaluate_all
 from pmvit.evaluation.segmentation import evaluate_segmentation
+from pmvit.hosts import adapter_for
+from pmvit.hosts.outputs import as_module
+from pmvit.measuring import MergeCosts, Scores
 from pmvit.methods import method_of
-from pmvit.models import adapter_for
-from pmvit.outputs import as_module
-from pmvit.pricing import Prices
 from pmvit.progress import track
-from pmvit.runtime.benchmark import Makers, known_runtimes, measure, ready
-from pmvit.runtime.contenders import contender
-from pmvit.runtime.export import built_in_images
-from pmvit.runtime.targets import as_exported
-from pmvit.scoring import Scores
+from pmvit.runtime.bench.run import Makers, known_runtimes, measure, ready
+from pmvit.runtime.bench.variants import variant
+from pmvit.runtime.export.run import built_in_images
+from pmvit.runtime.export.targets import as_exported
 
 PASSES = ", optimized"  # behind our names where the passes for inference are measured, too
 
@@ -36,7 +35,7 @@ def compare(
     gflops: float | Sequence[float],
     methods: Sequence[str] | None = None,
     scores: Scores | None = None,
-    prices: Prices | None = None,
+    merge_costs: MergeCosts | None = None,
     images: Iterable[Any] | None = None,
     others: Mapping[str, nn.Module] | None = None,
     exports: bool = True,
@@ -59,7 +58,7 @@ def compare(
         methods: Names of `METHODS`, `prune-merge`, `measured`, `magnitude-pruning`, `taylor-pruning`; if not given, all
             that need no training and have what they need. The last two are those of the package torch-pruning.
         scores: What `prune-merge` plans with.
-        prices: What `measured` plans with.
+        merge costs: What `measured` plans with.
         images: A loader of images, others than those of `data`, that `ps-vit` and `taylor-pruning` choose by.
         others: Models that are there already, as fine-tuned ones, by the names they are to have.
         exports: Try whether each is a static graph.
@@ -75,8 +74,8 @@ def compare(
     if is_compressed(model):
         raise PmvitError("expected an original model to compare methods on; this one is compressed: use the original")
     budgets = [gflops] if isinstance(gflops, (int, float)) else list(gflops)
-    evidence = Evidence(scores, prices, images)
-    names = list(methods or evidence.contenders())
+    evidence = Evidence(scores, merge_costs, images)
+    names = list(methods or evidence.variants())
     check_names(names)
     runtimes = known_runtimes(runtimes)
     model = copy.deepcopy(model).eval()
@@ -135,13 +134,13 @@ def _timed(
             still = copy.deepcopy(made).to("cpu", torch.float32)
             makers[row.name] = partial(ready, still)
             if row.method in OURS:
-                makers[row.name + PASSES] = partial(contender, "optimized", still)
+                makers[row.name + PASSES] = partial(variant, "optimized", still)
     benchmark = measure(original.cpu().float(), makers, runtimes, batches, rounds, threads, None, False, progress)
     rows = []
     for row, _ in candidates:
-        timed = tuple(speed for speed in benchmark.rows if speed.contender == row.name)
+        timed = tuple(speed for speed in benchmark.rows if speed.variant == row.name)
         rows.append(replace(row, speeds=timed))
         if row.name + PASSES in makers:
-            passes = tuple(speed for speed in benchmark.rows if speed.contender == row.name + PASSES)
+            passes = tuple(speed for speed in benchmark.rows if speed.variant == row.name + PASSES)
             rows.append(replace(row, name=row.name + PASSES, speeds=passes, gflops=passes[0].gflops))
     return Comparison(rows, benchmark.environment)

@@ -8,7 +8,7 @@ from typing import Any
 from pmvit.evaluation import Evaluation
 from pmvit.evaluation.segmentation import SegmentationEvaluation
 from pmvit.files import write_atomically, write_text
-from pmvit.runtime.benchmark import Row
+from pmvit.runtime.bench.run import Row
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#555555")
 MARKS = "os^Dv<>P"

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from pmvit._modes import evaluation_mode
-from pmvit.cost import flops
 from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
-from pmvit.models import adapter_for
-from pmvit.models.timm_inference import is_plain
-from pmvit.outputs import predict
+from pmvit.hosts import adapter_for
+from pmvit.hosts.modes import evaluation_mode
+from pmvit.hosts.outputs import predict
+from pmvit.hosts.timm.parts import is_plain
+from pmvit.measuring.flops import flops
 
 Importance = Literal["magnitude", "taylor"]
 Host = Any  # timm's models: nn.Modules whose attributes have no types

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit._modes import evaluation_mode
 from pmvit.data.batches import check_labels, count_batches, unpack, unreadable
 from pmvit.errors import PmvitError
-from pmvit.outputs import gives_logits, predict
+from pmvit.hosts.modes import evaluation_mode
+from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.progress import track
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit._modes import evaluation_mode
 from pmvit.data.batches import check_labels, unpack
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import measure, measure_embeddings
 from pmvit.evaluation.intervals import Estimate, resampled, wilson
 from pmvit.evaluation.segmentation import PixelCounts, classes_at
 from pmvit.evaluation.sliding import sliding_logits
-from pmvit.models import adapter_for
-from pmvit.outputs import gives_logits, predict
+from pmvit.hosts import adapter_for
+from pmvit.hosts.modes import evaluation_mode
+from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.progress import track
 
 SHARES = ("top1", "top5", "agreement")  # of images, each right or wrong

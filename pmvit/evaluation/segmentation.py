@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from pmvit._modes import evaluation_mode
-from pmvit.cost import flops
 from pmvit.data.batches import IGNORED, check_labels, count_batches, unpack
 from pmvit.errors import PmvitError
 from pmvit.evaluation.sliding import check_stride, count_windows, sliding_logits
-from pmvit.models import adapter_for
+from pmvit.hosts import adapter_for
+from pmvit.hosts.modes import evaluation_mode
+from pmvit.measuring.flops import flops
 from pmvit.progress import track
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.outputs import predict
+from pmvit.hosts.outputs import predict
 
 
 def window_starts(size: int, window: int, stride: int) -> list[int]:

@@ -7,12 +7,12 @@ from typing import Any
 from accelerate.utils import gather_object
 from torch import nn
 
-from pmvit._processes import this_process
+from pmvit._system import this_process
 from pmvit.data.batches import unpack
 from pmvit.evaluation import classification, segmentation
 from pmvit.evaluation.classification import Evaluation
 from pmvit.evaluation.segmentation import SegmentationEvaluation
-from pmvit.models import find_adapter
+from pmvit.hosts import find_adapter
 
 AnyEvaluation = Evaluation | SegmentationEvaluation
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import config_from
-from pmvit.models.segmenter import Segmenter
-from pmvit.models.timm_inference import is_plain
+from pmvit.hosts.segmenter.model import Segmenter
+from pmvit.hosts.timm.parts import is_plain
 
 Model = TypeVar("Model", bound=nn.Module)
 M = TypeVar("M", bound="Method")

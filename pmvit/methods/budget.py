@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from pmvit.cost import flops
 from pmvit.errors import PmvitError
+from pmvit.measuring.flops import flops
 from pmvit.methods.base import Method, apply, encoder_of
 from pmvit.methods.tome import Tome
 

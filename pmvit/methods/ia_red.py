@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
+from pmvit.hosts.outputs import predict
 from pmvit.methods.attention import attend, best, mlp_update, take
 from pmvit.methods.base import Host, MethodBlock, Step, register
 from pmvit.methods.dynamic_vit import Decided, attention_mask
 from pmvit.methods.staged import Staged, kept
-from pmvit.outputs import predict
 
 SURE = 0.5  # the score from which on a token is kept by the sure decisions
 

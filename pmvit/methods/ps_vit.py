@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pmvit._modes import evaluation_mode
 from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
+from pmvit.hosts.modes import evaluation_mode
+from pmvit.hosts.outputs import predict
 from pmvit.methods.attention import attend, attend_from, mlp_update
 from pmvit.methods.base import Host, Method, MethodBlock, encoder_of, register
-from pmvit.outputs import predict
 
 IMAGES = 64  # to look at: attention maps of all blocks are kept
 

@@ -4,15 +4,14 @@ from collections.abc import Callable
 
 import torch
 
-from pmvit.cost import elementwise_macs
 from pmvit.errors import PmvitError
+from pmvit.measuring import MergeCosts, Scores
+from pmvit.measuring.flops import elementwise_macs
 from pmvit.planning.plan import LayerPlan, Plan
-from pmvit.pricing import Prices
-from pmvit.scoring import Scores
 from pmvit.windows import Budget, Windows
 
 
-def predicted_macs(source: Scores | Prices, plan: Plan) -> float:
+def predicted_macs(source: Scores | MergeCosts, plan: Plan) -> float:
     """Multiply-accumulates of the model compressed by this plan: what `flops` will count on it."""
     total = float(source.cost.outside)
     for index, block in enumerate(source.cost.blocks):

@@ -1,4 +1,4 @@
-"""From prices to a plan: the cheapest merges of all blocks, per multiply-accumulate that they save."""
+"""From merge costs to a plan: the cheapest merges of all blocks, per multiply-accumulate that they save."""
 
 import math
 from bisect import bisect_left
@@ -6,31 +6,33 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pmvit.measuring import Merge, MergeCosts
+from pmvit.measuring.merge_costs import Part
 from pmvit.planning.plan import LayerPlan
-from pmvit.pricing import Merge, Prices
-from pmvit.pricing.prices import Part
 
 Place = tuple[int, Part]
 
 
-def merged_layers(prices: Prices, layers: Sequence[int], keep: float, least_step: float) -> dict[int, LayerPlan]:
+def merged_layers(
+    merge_costs: MergeCosts, layers: Sequence[int], keep: float, least_step: float
+) -> dict[int, LayerPlan]:
     """Keep this share of the patch tokens of these blocks by the cheapest merges, and at least one in each block.
 
     Where attention and MLP of a block have groups of their own, the share is the mean of both. Where merges are nested,
     a block or half a block that would have hardly fewer groups than the one before it takes those.
     """
-    merges = [merge for merge in prices.merges if merge.block in layers]
-    places = [(layer, part) for layer in layers for part in prices.parts[layer]]
-    wanted = keep * len(places) * prices.num_patches
-    least = least_step if prices.config.nested else -math.inf
+    merges = [merge for merge in merge_costs.merges if merge.block in layers]
+    places = [(layer, part) for layer in layers for part in merge_costs.parts[layer]]
+    wanted = keep * len(places) * merge_costs.num_patches
+    least = least_step if merge_costs.config.nested else -math.inf
 
     def settled(count: int) -> dict[Place, tuple[int, Place | None]]:
         """How many groups each place has after the first so many merges, and whose; `None`: every token is one."""
         done = Counter((merge.block, merge.part) for merge in merges[:count])
-        left: tuple[int, Place | None] = prices.num_patches, None
+        left: tuple[int, Place | None] = merge_costs.num_patches, None
         result = {}
         for place in places:
-            own = prices.num_patches - done[place]
+            own = merge_costs.num_patches - done[place]
             if left[0] - own >= least * left[0]:
                 left = own, place
             result[place] = left
@@ -42,12 +44,14 @@ def merged_layers(prices: Prices, layers: Sequence[int], keep: float, least_step
     count = bisect_left(range(len(merges)), -wanted - 0.5, key=lambda count: -kept(count))
     sources = {place: source for place, (_, source) in settled(count).items()}
     groups = {
-        source: merged_layer([merge for merge in merges[:count] if (merge.block, merge.part) == source], prices.grid)
+        source: merged_layer(
+            [merge for merge in merges[:count] if (merge.block, merge.part) == source], merge_costs.grid
+        )
         for source in set(sources.values())
     }
     result = {}
     for layer in layers:
-        of_parts = [groups[sources[layer, part]] for part in prices.parts[layer]]
+        of_parts = [groups[sources[layer, part]] for part in merge_costs.parts[layer]]
         is_split = len(set(of_parts)) > 1
         result[layer] = replace(of_parts[0], mlp=of_parts[1]) if is_split else of_parts[0]
     return result

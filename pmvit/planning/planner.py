@@ -1,4 +1,4 @@
-"""From scores to a plan: Algorithms 1 and 2 of the paper, with every choice open. From prices to a plan: ours."""
+"""From scores to a plan: Algorithms 1 and 2 of the paper, with every choice open. From merge costs to a plan: ours."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from pmvit.errors import PmvitError
+from pmvit.measuring import MergeCosts, Scores
 from pmvit.planning.budget import predicted_macs, solve
 from pmvit.planning.grouping import group_layer
 from pmvit.planning.measured import merged_layers
 from pmvit.planning.plan import Grouping, Method, Plan, Scope, Weights, record
 from pmvit.planning.ranking import comparable, fit_to_windows, partition
-from pmvit.pricing import Prices
 from pmvit.prune_merge import Reconstruct
-from pmvit.scoring import Scores
 
 BUDGETS = ("keep", "gflops", "flops_share", "speedup")
 DEFAULT_PRUNE = 0.1
@@ -22,7 +21,7 @@ FOR_SCORES = ("prune", "scope", "normalize_layers", "layer_decay", "grouping", "
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """How scores or prices become a plan. One of `keep`, `gflops`, `flops_share` and `speedup` says how much is kept.
+    """How measurements become a plan. One of `keep`, `gflops`, `flops_share` and `speedup` says how much is kept.
 
     Attributes:
         keep: Share of the patch tokens that are kept (the paper's r); of a block on average, where blocks have
@@ -50,10 +49,10 @@ class PlanConfig:
         skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
             adapter names: none of a classifier, the first two of a feature extractor or DPT, the first two and the
             last two of a Segmenter.
-        method: `scored` for a plan from scores, `measured` for one from prices; if not given, from what there is.
+        method: `scored` for a plan from scores, `measured` for one from merge costs; if not given, from what there is.
 
     The options `prune`, `scope`, `normalize_layers`, `layer_decay`, `grouping` and `weights` are for scores: a plan
-    from prices is global, merges and never prunes, and takes plain means. `least_step` is for nested prices.
+    from merge costs is global, merges and never prunes, and takes plain means. `least_step` is for nested merge costs.
     """
 
     keep: float | None = None
@@ -122,7 +121,7 @@ PAPER: dict[str, Any] = {
 
 
 def plan(
-    source: Scores | Prices,
+    source: Scores | MergeCosts,
     config: PlanConfig | None = None,
     *,
     measure: Callable[[Plan], float] | None = None,
@@ -134,7 +133,7 @@ def plan(
         source: What `score` or `price` measured.
         config: How to decide; `options` are its fields and override it.
         measure: For a budget in `speedup`: says how many times faster than the original a plan makes the model on this
-            machine. `pmvit.runtime.timing.speedup_meter` makes one.
+            machine. `pmvit.runtime.bench.timing.speedup_meter` makes one.
 
     Raises:
         PmvitError: If the options contradict each other or the budget cannot be met.
@@ -143,8 +142,8 @@ def plan(
     _check_method(source, config)
 
     def make(keep: float) -> Plan:
-        if isinstance(source, Prices):
-            return plan_from_prices(source, config, keep)
+        if isinstance(source, MergeCosts):
+            return plan_from_merge_costs(source, config, keep)
         return plan_for_keep(source, config, keep)
 
     if config.keep is not None:
@@ -204,30 +203,30 @@ def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
     )
 
 
-def plan_from_prices(prices: Prices, config: PlanConfig, keep: float) -> Plan:
+def plan_from_merge_costs(merge_costs: MergeCosts, config: PlanConfig, keep: float) -> Plan:
     """The plan that keeps this share of the patch tokens by the cheapest merges; every block keeps at least one."""
-    config = replace(config, method="measured", skip=prices.skip if config.skip is None else config.skip)
-    layers = compressed_layers(prices.depth, config.skip or ())
+    config = replace(config, method="measured", skip=merge_costs.skip if config.skip is None else config.skip)
+    layers = compressed_layers(merge_costs.depth, config.skip or ())
     return Plan(
-        grid=prices.grid,
-        depth=prices.depth,
-        layers=merged_layers(prices, layers, keep, config.least_step),
+        grid=merge_costs.grid,
+        depth=merge_costs.depth,
+        layers=merged_layers(merge_costs, layers, keep, config.least_step),
         reconstruct=config.reconstruct,
         attention_bias=config.attention_bias,
-        made_by={"plan": record(config), "prices": {**record(prices.config), "images": prices.images}},
+        made_by={"plan": record(config), "prices": {**record(merge_costs.config), "images": merge_costs.images}},
     )
 
 
-def _check_method(source: Scores | Prices, config: PlanConfig) -> None:
-    """See that scores or prices are what the options ask for."""
-    is_measured = isinstance(source, Prices)
+def _check_method(source: Scores | MergeCosts, config: PlanConfig) -> None:
+    """See that scores or merge costs are what the options ask for."""
+    is_measured = isinstance(source, MergeCosts)
     if config.method is not None and is_measured != (config.method == "measured"):
         expected, got = ("prices", "scores") if config.method == "measured" else ("scores", "prices")
         raise PmvitError(f'method="{config.method}" makes plans from {expected}; got {got}')
     if is_measured and (changed := config.choices_for_scores):
-        raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; a plan from prices has no such choice")
+        raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; merge costs leave no such choice")
     if not is_measured and config.least_step != PlanConfig.least_step:
-        raise PmvitError("least_step: expected beside prices alone; a plan from scores has no such choice")
+        raise PmvitError("least_step: expected beside merge costs alone; a plan from scores has no such choice")
 
 
 def compressed_layers(depth: int, skip: Sequence[int]) -> list[int]:

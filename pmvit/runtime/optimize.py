@@ -2,11 +2,11 @@
 
 Every pass is exact; together they make a compressed model run on little more than the tokens it kept:
 
-- *rewritten blocks*: a plain block is put together anew for what runs it (see `models.inference`);
+- *rewritten blocks*: a plain block is put together anew for what runs it (see `blocks`);
 - *last-block shortcut*: where the head reads only prefix tokens, the last block computes only those;
 - *dead-token removal*: what no later block and no head depends on is neither computed nor carried;
-- *fused hand-over*: leaving a block and entering the next is one constant matrix (see `maps`);
-- *form*: each hand-over runs in the form that is cheapest where it runs (see `hand_overs`).
+- *fused transition*: leaving a block and entering the next is one constant matrix (see `maps`);
+- *form*: each transition runs in the form that is cheapest where it runs (see `transitions`).
 """
 
 import copy
@@ -17,17 +17,17 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from pmvit._modes import check_trainable
-from pmvit.compress import compression_of
+from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
+from pmvit.hosts import Adapter, adapter_for
+from pmvit.hosts.host import Half, Run, Target
+from pmvit.hosts.modes import check_trainable
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
-from pmvit.models import Adapter, adapter_for
-from pmvit.models.adapter import Half, Run, Target
 from pmvit.prune_merge import PruneMerge, TokenMatrices
-from pmvit.runtime.hand_overs import FORMS, Form, HandOver, cheapest_form, hand_overs
-from pmvit.runtime.maps import BlockMaps, Step, chain, halves_of, identity_maps, maps_of
+from pmvit.runtime.chain import BlockMaps, Step, chain, halves_of, identity_maps, maps_of
 from pmvit.runtime.stages import Handed, Narrowed, Stage
-from pmvit.runtime.window_runs import chain_windows
+from pmvit.runtime.transitions import FORMS, Form, Transition, cheapest_form, transitions
+from pmvit.runtime.window_chain import chain_windows
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -45,7 +45,7 @@ class InferenceConfig:
         shortcut: Compute of the last block only what the head reads.
         drop_dead: Leave out what nothing depends on.
         fuse: Leave a block and enter the next in one matrix.
-        form: Of the hand-overs; `auto` is the cheapest for each (see `hand_overs.cheapest_form`).
+        form: Of the transitions; `auto` is the cheapest for each (see `transitions.cheapest_form`).
     """
 
     target: Target = "eager"
@@ -108,7 +108,7 @@ def _place_stages(
     """Replace a run of blocks: all tokens go in, and the first `read` of them come out, all if it is `None`."""
     num_inputs = num_outputs = adapter.layout(model).num_tokens
 
-    def form(matrix: Tensor) -> type[HandOver]:
+    def form(matrix: Tensor) -> type[Transition]:
         return FORMS[config.form if config.form != "auto" else cheapest_form(matrix, config.target == "eager")]
 
     num_read = num_outputs if read is None else read
@@ -133,11 +133,11 @@ def _place_stages(
         num_inputs, halves = num_outputs, []
         for half in part.halves:
             step = next(steps)
-            hand_over = hand_overs(step.hand_over, num_outputs, step.num_tokens, form)
-            is_own = bool(hand_over) or name != names[0] or half == "mlp"  # not what the model gives to its blocks
-            halves.append((hand_over, _runnable(adapter, part, half, step, config.target, is_own)))
+            transition = transitions(step.transition, num_outputs, step.num_tokens, form)
+            is_own = bool(transition) or name != names[0] or half == "mlp"  # not what the model gives to its blocks
+            halves.append((transition, _runnable(adapter, part, half, step, config.target, is_own)))
             num_outputs = step.num_outputs
-        to_head = hand_overs(tables.to_head, num_outputs, num_read, form) if name == names[-1] else None
+        to_head = transitions(tables.to_head, num_outputs, num_read, form) if name == names[-1] else None
         stage = Stage(num_inputs, *halves[0], to_head, mlp=halves[1] if len(halves) > 1 else None)
         if len(names) == 1 and part.wrapper is not None:
             adapter.stand_in(stage, part.block)
@@ -195,7 +195,7 @@ def _runnable(adapter: Adapter, part: _Part, half: Half | None, step: Step, targ
     return adapter.inference_block(part.block, Run(step.num_tokens, step.num_outputs, bias, target, inplace, half))
 
 
-def _unfold_mlp(block: nn.Module, adapter: Adapter, form: Callable[[Tensor], type[HandOver]]) -> None:
+def _unfold_mlp(block: nn.Module, adapter: Adapter, form: Callable[[Tensor], type[Transition]]) -> None:
     """Let a block that is not rewritten multiply with M and R around its MLP in a form that graphs can hold."""
     parts = adapter.mlp_parts(block)
     matrices = mlp_matrices_of(block, parts)

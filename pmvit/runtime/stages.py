@@ -1,20 +1,20 @@
-"""Modules that run a chain of tables (see `maps`): hand-overs and the blocks between them."""
+"""Modules that run a chain of tables (see `maps`): transitions and the blocks between them."""
 
 from typing import cast
 
 from torch import Tensor, nn
 
 from pmvit.prune_merge import PruneMerge
-from pmvit.runtime.hand_overs import HandOver, Table
+from pmvit.runtime.transitions import Table, Transition
 
 
 class Stage(nn.Module):
-    """A hand-over and the block after it. The first stage takes tokens; the last, which hands over to the head, returns
-    them; what travels in between are tables.
+    """A transition and the block after it. The first stage takes tokens; the last, before the head, returns them;
+    what travels in between are tables.
 
     Args:
         num_inputs: How many tokens come.
-        hand_over: What makes those for the block of them.
+        transition: What makes those for the block of them.
         block: The block, or its attention if its MLP runs on other tokens.
         to_head: In the last stage, what makes the tokens that the head reads.
         mlp: What makes the tokens for such an MLP, and the MLP.
@@ -23,14 +23,14 @@ class Stage(nn.Module):
     def __init__(
         self,
         num_inputs: int,
-        hand_over: list[HandOver],
+        transition: list[Transition],
         block: nn.Module,
-        to_head: list[HandOver] | None = None,
-        mlp: tuple[list[HandOver], nn.Module] | None = None,
+        to_head: list[Transition] | None = None,
+        mlp: tuple[list[Transition], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.num_inputs = num_inputs
-        self.hand_over = nn.ModuleList(hand_over)
+        self.transition = nn.ModuleList(transition)
         self.block = block
         self.to_head = nn.ModuleList(to_head) if to_head is not None else None
         self.halfway = nn.ModuleList(mlp[0]) if mlp is not None else None
@@ -45,26 +45,26 @@ class Stage(nn.Module):
                 f"expected {self.num_inputs} tokens, got {table.tokens.shape[1]}: "
                 "was the plan made for another image size?"
             )
-        for hand_over in self.hand_over:
-            table = hand_over(table)
+        for transition in self.transition:
+            table = transition(table)
         output = self.block(table.tokens, *positional, **arguments)
         tokens, *others = output if isinstance(output, tuple) else (output,)
         table = table.after_block(tokens)
         if self.halfway is not None and self.mlp is not None:
-            for hand_over in self.halfway:
-                table = hand_over(table)
+            for transition in self.halfway:
+                table = transition(table)
             table = table.after_block(self.mlp(table.tokens))
         if self.to_head is None:
             return table
-        for hand_over in self.to_head:
-            table = hand_over(table)
+        for transition in self.to_head:
+            table = transition(table)
         return (table.tokens, *others) if isinstance(output, tuple) else table.tokens
 
 
 class Handed(nn.Module):
     """A module of a host with a product before or after it, for tokens alone."""
 
-    def __init__(self, module: nn.Module, before: HandOver | None = None, after: HandOver | None = None) -> None:
+    def __init__(self, module: nn.Module, before: Transition | None = None, after: Transition | None = None) -> None:
         super().__init__()
         self.module = module
         self.before = before

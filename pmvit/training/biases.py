@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit._modes import evaluation_mode
-from pmvit.models import adapter_for
-from pmvit.outputs import predict
+from pmvit.hosts import adapter_for
+from pmvit.hosts.modes import evaluation_mode
+from pmvit.hosts.outputs import predict
 
 PREFIX_SHARE = 0.1  # of the mean over tokens, for class and other prefix tokens: few, but what is read in the end
 TRIED = 3  # biases of a block, last first

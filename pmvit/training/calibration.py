@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit._modes import check_trainable
-from pmvit.compress import decompress, is_compressed, save
+from pmvit.compression import decompress, is_compressed
 from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
+from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_loader
+from pmvit.saving import save
 from pmvit.training.biases import correct_biases
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.record import has_begun

@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pmvit.compress import read_metadata, read_tensors
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document, write_atomically
+from pmvit.saving import read_metadata, read_tensors
 
 FORMAT, VERSION = "pmvit-checkpoint", 1
 

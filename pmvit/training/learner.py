@@ -11,15 +11,15 @@ from timm.scheduler import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
-from pmvit._modes import evaluation_mode
-from pmvit.compress import load_tensors
 from pmvit.data.batches import check_labels
 from pmvit.data.training import BatchTransform, TrainingBatch
 from pmvit.errors import PmvitError
+from pmvit.hosts import adapter_for
+from pmvit.hosts.modes import evaluation_mode
+from pmvit.hosts.outputs import as_module, gives_logits, logits_of
 from pmvit.loading import num_classes_of
 from pmvit.methods.base import Step, extra_loss
-from pmvit.models import adapter_for
-from pmvit.outputs import as_module, gives_logits, logits_of
+from pmvit.saving import load_tensors
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.loss import finetune_loss, tapped_tokens

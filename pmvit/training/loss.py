@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pmvit.data.batches import IGNORED, check_labels
 from pmvit.errors import PmvitError
-from pmvit.models import adapter_for
+from pmvit.hosts import adapter_for
 from pmvit.training.config import FinetuneConfig
 
 TokenMaps = Mapping[int, Tensor]

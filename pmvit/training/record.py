@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from pmvit.compress import compression_of
+from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, config_from, read_document, write_text
 from pmvit.fingerprint import fingerprint

@@ -10,17 +10,18 @@ from typing import Any
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
-from pmvit._cpu import avoid_broken_amx, keep_freed_memory
-from pmvit._modes import check_trainable
-from pmvit.compress import decompress, describe, is_compressed, load
+from pmvit._system import avoid_broken_amx, keep_freed_memory
+from pmvit.compression import decompress, is_compressed
 from pmvit.data.folder import every
 from pmvit.data.pixels import Augmentation, Preparation, pixel_training_data
 from pmvit.data.segmentation import has_masks, open_pairs
 from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
 from pmvit.errors import PmvitError
 from pmvit.evaluation.validation import evaluation_from
+from pmvit.hosts import adapter_for
+from pmvit.hosts.modes import check_trainable
 from pmvit.loading import num_classes_of, open_validation
-from pmvit.models import adapter_for
+from pmvit.saving import describe, load
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.matrices import matrix_parameters
 from pmvit.training.record import RunRecord

@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pmvit.card import Facts
-from pmvit.compress import load, save
 from pmvit.data.seeding import seed_all, seed_for
 from pmvit.data.training import TrainingBatch, TrainingData
 from pmvit.errors import PmvitError
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.progress import Bar
+from pmvit.saving import load, save
 from pmvit.training.checkpoint import Checkpoint, Checkpoints
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.learner import Learner

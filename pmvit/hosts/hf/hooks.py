@@ -1,0 +1,161 @@
+"""What blocks of Hugging Face transformers need while they run on groups of tokens."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pmvit.errors import PmvitError
+from pmvit.hosts.hf.tower import Tower
+from pmvit.hosts.host import narrow_bias
+from pmvit.prune_merge import PruneMerge
+
+Host = Any  # the modules of transformers: their attributes have no types
+
+
+def config_of(block: Host) -> Host:
+    """The configuration that the attention of a block looks at."""
+    return next((module.config for module in block.modules() if hasattr(module, "config")), None)
+
+
+def num_suffix(block: Host) -> int:
+    """How many tokens stand behind the patches: the detection tokens of YOLOS."""
+    return int(getattr(config_of(block), "num_detection_tokens", 0))
+
+
+def _to_front(tokens: Tensor, suffix: int) -> Tensor:
+    """Bring the last tokens behind the class token: blocks do not mind, and prefix tokens are then all in front."""
+    return torch.cat([tokens[:, :1], tokens[:, -suffix:], tokens[:, 1:-suffix]], dim=1)
+
+
+def _to_back(tokens: Tensor, suffix: int) -> Tensor:
+    """What undoes `_to_front`."""
+    return torch.cat([tokens[:, :1], tokens[:, suffix + 1 :], tokens[:, 1 : suffix + 1]], dim=1)
+
+
+def before_block(suffix: int, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A forward pre-hook: the tokens in the order that pmvit expects."""
+    return (_to_front(arguments[0], suffix), *arguments[1:])
+
+
+def after_block(suffix: int, _: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+    """A forward hook: the tokens in the order of the host again, all of them also in `output_hidden_states`."""
+    tokens = arguments[0]
+    if suffix:
+        tokens, output = _to_back(tokens, suffix), _to_back(output, suffix)
+    _correct_hidden_states(tokens, output)
+    return output
+
+
+@contextmanager
+def reordered(blocks: list[nn.Module]) -> Iterator[None]:
+    """All tokens that are no patches in front while the blocks run, as the recorder of scores expects them."""
+    handles = []
+    for block in blocks:
+        if suffix := num_suffix(block):
+            handles.append(block.register_forward_pre_hook(partial(before_block, suffix)))
+            handles.append(block.register_forward_hook(partial(after_block, suffix)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _correct_hidden_states(tokens: Tensor, output: Any) -> None:
+    """transformers records what its own blocks take and return, here groups: put all tokens in their place."""
+    from transformers.utils.output_capturing import _active_collector
+
+    states = (_active_collector.get() or {}).get("hidden_states")
+    if not states or states[-1] is None:
+        return
+    if len(states) == 2 and states[0] is not None and states[0].shape == states[1].shape:  # what the first block took
+        states[0] = tokens
+    states[-1] = output[0] if isinstance(output, tuple) else output
+
+
+def in_order(tower: Tower, images: Tensor) -> dict[str, Any]:
+    """Arguments that keep MAE from shuffling the patches; none for the others."""
+    if not hasattr(tower.embeddings, "random_masking"):
+        return {}
+    height, width = (side // patch for side, patch in zip(images.shape[2:], tower.patch_size, strict=True))
+    return {"noise": torch.arange(height * width, device=images.device).float().expand(len(images), -1)}
+
+
+def without_masking(tokens: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """What MAE's `random_masking` returns if it hides and shuffles nothing: tokens, mask, and where each belongs."""
+    batch, count = tokens.shape[:2]
+    return tokens, tokens.new_zeros(batch, count), torch.arange(count, device=tokens.device).expand(batch, -1)
+
+
+def settle_masks(model: Host) -> None:
+    """Make numbers of the tensor that says which blocks of EoMT mask attention: a graph cannot ask a tensor."""
+    probabilities = getattr(model, "attn_mask_probs", None)
+    if isinstance(probabilities, Tensor):
+        del model.attn_mask_probs
+        model.attn_mask_probs = probabilities.tolist()
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """No gradients instead of inference mode: transformers keeps position tables that training would then trip over."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def in_sdpa(model: Host) -> Iterator[None]:
+    """All attention through `scaled_dot_product_attention`, whatever the model was loaded with, and back afterwards."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    replaced = []
+    try:
+        for config, _ in before:
+            config._attn_implementation = "sdpa"
+        for module in model.modules():
+            name = type(module).__name__.replace("SelfAttention", "SdpaSelfAttention")
+            fused = getattr(sys.modules[type(module).__module__], name, None) if "SelfAttention" in name else None
+            if fused is not None and type(module) is not fused:  # Data2Vec has a class for each
+                module.forward = MethodType(fused.forward, module)
+                replaced.append(module)
+        yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation = implementation
+        for module in replaced:
+            del module.forward
+
+
+class NarrowBias(nn.Module):
+    """The relative position bias of a block (BEiT, Data2Vec), between the group centres only."""
+
+    centres: Tensor
+
+    def __init__(self, full: nn.Module, wrapper: PruneMerge) -> None:
+        super().__init__()
+        self.full = full
+        self.num_tokens = wrapper.token_mask.numel()
+        self.register_buffer("centres", wrapper.centres, persistent=False)
+
+    def forward(self, window_size: Any, interpolate_pos_encoding: bool = False, dim_size: int | None = None) -> Tensor:
+        """As the host calls it, which gives the number of groups as `dim_size`."""
+        return narrow_bias(self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens), self.centres)
+
+
+def check_takes_bias(block: nn.Module, name: str) -> None:
+    """Raise `PmvitError` if the chosen attention ignores or refuses an additive bias."""
+    implementation = getattr(config_of(block), "_attn_implementation", None)
+    able = ("sdpa",) if name == "position_bias" else ("eager", "sdpa", None)
+    if name != "relative_position_bias" and implementation not in able:
+        raise PmvitError(
+            f"the attention implementation {implementation!r} takes no bias: make the plan with attention_bias=False, "
+            'or call model.set_attn_implementation("sdpa")'
+        )

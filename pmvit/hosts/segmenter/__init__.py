@@ -1,0 +1,1 @@
+"""Segmenter: a vision transformer of timm that labels every pixel."""

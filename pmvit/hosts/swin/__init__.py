@@ -1,0 +1,1 @@
+"""What all hosts' Swin models have in common."""

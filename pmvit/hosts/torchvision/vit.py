@@ -1,0 +1,127 @@
+"""Adapter for torchvision's VisionTransformer (`vit_b_16` and its sisters)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmvit.errors import PmvitError
+from pmvit.files import check_fields
+from pmvit.hosts.host import DATA_KEYS, Adapter, HostChange, TokenLayout, add_log_sizes, register
+from pmvit.prune_merge import PruneMerge
+
+Host = Any  # torchvision's models: nn.Modules whose attributes have no types
+MODULE = "torchvision.models.vision_transformer"
+DATA = {  # of the weights torchvision gives by default: resized to 256, centre crop of 224
+    "interpolation": "bilinear",
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "crop_pct": 0.875,
+    "crop_mode": "center",
+}
+TRAITS = ("image_size", "patch_size", "hidden_dim", "mlp_dim", "dropout", "attention_dropout", "num_classes")
+
+
+@register
+class TorchvisionViT(Adapter):
+    """All blocks stand in `model.encoder.layers` and take tokens alone; attention is `nn.MultiheadAttention`."""
+
+    family = "torchvision VisionTransformer"
+    takes_attention_bias = True
+
+    def matches(self, model: Host) -> bool:
+        return any(base.__module__ == MODULE and base.__name__ == "VisionTransformer" for base in type(model).__mro__)
+
+    def layout(self, model: Host) -> TokenLayout:
+        side = model.image_size // model.patch_size
+        return TokenLayout((side, side), 1)
+
+    def block_names(self, model: Host) -> list[str]:
+        return [f"encoder.layers.{name}" for name, _ in model.encoder.layers.named_children()]
+
+    def input_size(self, model: Host) -> tuple[int, int, int]:
+        return 3, model.image_size, model.image_size
+
+    def tokens_read(self, model: Host) -> int | None:
+        return 1
+
+    def mlp_parts(self, block: nn.Module) -> tuple[str, str] | None:
+        return ("ln_2", "mlp")
+
+    def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
+        block: Host = wrapper.block
+        if wrapper.log_sizes is None:
+            return []
+        change = HostChange(block, "self_attention", block.self_attention)
+        block.self_attention = BiasedAttention(block.self_attention, wrapper.log_sizes)
+        return [change]
+
+    @contextmanager
+    def for_scoring(self, model: Host) -> Iterator[None]:
+        attentions = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+        try:
+            for attention in attentions:
+                attention.forward = partial(attend, attention)  # type: ignore[method-assign]  # for this while only
+            yield
+        finally:
+            for attention in attentions:
+                del attention.forward
+
+    def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+        read_off = {name: getattr(model, name) for name in (*TRAITS, "representation_size")}
+        read_off["num_layers"] = len(model.encoder.layers)
+        read_off["num_heads"] = model.encoder.layers[0].num_heads
+        described = {**read_off, **(arguments or {})}
+        return {"architecture": type(model).__name__, "arguments": described, "data": self.data_config(model)}
+
+    def build(self, description: dict[str, Any]) -> Host:
+        from torchvision.models import VisionTransformer
+
+        check_fields(description, ("architecture", "arguments", "data"), "the description of the model")
+        try:
+            model: Host = VisionTransformer(**description["arguments"])
+        except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+            raise PmvitError(
+                f"torchvision cannot make a VisionTransformer with {description['arguments']} ({error})"
+            ) from None
+        model.pretrained_cfg = check_fields(description["data"], DATA_KEYS, "the model's data configuration")
+        return model.eval()
+
+    def data_config(self, model: Host) -> dict[str, Any]:
+        found = {**DATA, **getattr(model, "pretrained_cfg", {}), "input_size": list(self.input_size(model))}
+        return {key: found[key] for key in DATA_KEYS}
+
+
+def attend(
+    attention: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, **_: Any
+) -> tuple[Tensor, None]:
+    """What `nn.MultiheadAttention` computes, written out: it hides its products from whoever listens or counts."""
+    return biased_attention(attention, query, None), None
+
+
+def biased_attention(attention: nn.MultiheadAttention, tokens: Tensor, bias: Tensor | None) -> Tensor:
+    """Self-attention with the weights of an `nn.MultiheadAttention` and a bias on its scores."""
+    projected = F.linear(tokens, attention.in_proj_weight, attention.in_proj_bias)
+    heads = projected.unflatten(-1, (3, attention.num_heads, attention.head_dim)).permute(2, 0, 3, 1, 4)
+    query, key, value = heads.unbind(0)
+    dropout = attention.dropout if attention.training else 0.0
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+    result: Tensor = attention.out_proj(attended.transpose(1, 2).flatten(2))
+    return result
+
+
+class BiasedAttention(nn.Module):
+    """Attention between groups, which counts their members."""
+
+    bias: Tensor
+
+    def __init__(self, attention: nn.MultiheadAttention, log_sizes: Tensor) -> None:
+        super().__init__()
+        self.attention = attention
+        self.register_buffer("bias", add_log_sizes(None, log_sizes), persistent=False)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
+        return biased_attention(self.attention, query, self.bias), None

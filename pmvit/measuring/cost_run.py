@@ -1,0 +1,164 @@
+"""`price`: run images forward and backward, and merge the tokens of every block in the cheapest order."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pmvit.data.batches import unpack, unreadable
+from pmvit.errors import PmvitError
+from pmvit.fingerprint import fingerprint
+from pmvit.hosts import adapter_for
+from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
+from pmvit.hosts.outputs import predict
+from pmvit.measuring.cost_recorder import EffectRecorder, Place
+from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
+from pmvit.measuring.merge_costs import HALVES, MergeCostConfig, MergeCosts
+from pmvit.measuring.merging import Clusters, Step, mirrored, neighbours, order_merges
+from pmvit.progress import Bar
+from pmvit.prune_merge import PruneMerge
+
+ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a price by about 6 %
+
+
+def measure_merge_costs(
+    model: nn.Module,
+    loader: Iterable[Any],
+    config: MergeCostConfig | None = None,
+    *,
+    progress: bool = True,
+    **options: Any,
+) -> MergeCosts:
+    """Measure what merging tokens costs in every block. Labels are not read; the model is left as it was.
+
+    Args:
+        model: An uncompressed model.
+        loader: Yields `(images, labels)` or images.
+        config: What to measure; `options` are its fields and override it.
+        progress: Show a progress bar.
+
+    Raises:
+        PmvitError: If the model attends inside windows, what is measured is not finite, or the input does not fit.
+    """
+    config = replace(config or MergeCostConfig(), **options)
+    if any(isinstance(module, PruneMerge) for module in model.modules()):
+        raise PmvitError("expected an uncompressed model to price; this one is compressed: price the original")
+    check_trainable(model)
+    adapter = adapter_for(model)
+    layouts = adapter.layouts(model)
+    if not can_measure_merges(model):
+        raise PmvitError(
+            f"expected attention over the whole of one grid to price merges; a {type(model).__name__} attends inside "
+            'windows: plan from scores, method="scored"'
+        )
+    batches = list(_first_images(loader, config.images))
+    if not batches:
+        raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
+    layout, cost = layouts[0], model_cost(model)
+    near = torch.ones(2 * (layout.num_patches,), dtype=torch.bool)
+    if config.groups == "neighbours":
+        near = neighbours(layout.grid)
+    places, effects = _effects(model, batches, config, progress)
+    steps = [Step(*place, Clusters(effects.pop(0), near), _cost(cost, place)) for place in places]
+    merges = order_merges(steps, layout.num_prefix, early=config.early, nested=config.nested)
+    return MergeCosts(
+        merges=tuple(merges),
+        grid=layout.grid,
+        num_prefix=layout.num_prefix,
+        cost=cost,
+        config=config,
+        images=sum(map(len, batches)),
+        model=fingerprint(model),
+        data=str(getattr(loader, "name", type(loader).__name__)),
+        skip=adapter.default_skip(model),
+    )
+
+
+def can_measure_merges(model: nn.Module) -> bool:
+    """Whether merges of this model can be measured: all its blocks attend over the whole of one grid."""
+    layouts = adapter_for(model).layouts(model)
+    return all(layout.windows is None and layout == layouts[0] for layout in layouts)
+
+
+def probe(output: Tensor, is_logits: bool, generator: torch.Generator) -> Tensor:
+    """A random direction of the output, for each image: the mean square of a change along it is what the change costs.
+
+    Of logits, that is twice the divergence of the predictions, to second order (the covariance of the direction is the
+    Fisher information `diag(p) - p p^T`); of any other output, the squared distance.
+    """
+    signs = torch.randint(0, 2, output.shape, generator=generator).to(output.device, output.dtype) * 2 - 1
+    if not is_logits:
+        return signs
+    probabilities = output.detach().softmax(-1)
+    direction = probabilities.sqrt() * signs
+    return direction - probabilities * direction.sum(-1, keepdim=True)
+
+
+def _cost(cost: ModelCost, place: Place) -> BlockCost:
+    """What the multiply-accumulates of a block or of one of its halves are."""
+    block, part = place
+    return cost.blocks[block] if part == "block" else cost.blocks[block].halves()[HALVES.index(part)]
+
+
+def _effects(
+    model: nn.Module, batches: list[Tensor], config: MergeCostConfig, progress: bool
+) -> tuple[list[Place], list[Tensor]]:
+    """Random combinations of the `E` of all images, for each block or half of one: (rows, patches, patches)."""
+    adapter = adapter_for(model)
+    layout = adapter.layout(model)
+    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
+    parts = [adapter.mlp_parts(block) if config.parts == "split" else None for block in blocks]
+    norms = [
+        None if names is None else block.get_submodule(names[0]) for block, names in zip(blocks, parts, strict=True)
+    ]
+    generator = torch.Generator().manual_seed(config.seed)
+    is_logits = adapter.gives_logits(model)
+    with ExitStack() as states:
+        states.enter_context(evaluation_mode(model))
+        states.enter_context(frozen_parameters(model))
+        states.enter_context(adapter.for_scoring(model))
+        recorder = EffectRecorder(blocks, layout, norms)
+        states.callback(recorder.remove_hooks)
+        places = recorder.places()
+        rows = max(min(int(config.memory * 1e9 / (8 * len(places) * layout.num_patches**2)), ROWS), 1)
+        scale = (sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
+        sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in places]
+        bar = states.enter_context(Bar("price", len(batches), show=progress))
+        for images in batches:
+            with torch.inference_mode(False), torch.enable_grad():
+                with recorder:
+                    output = predict(model, images.to(next(model.parameters()).device))
+                (probe(output, is_logits, generator) * output).sum().backward()
+            for place, total, kinds in zip(places, sums, recorder.collect(), strict=True):
+                effect = kinds.flatten(0, 1)
+                if not torch.isfinite(effect).all():
+                    raise PmvitError(
+                        f"block {place[0]}: what is measured is not finite: are the logits of these images finite?"
+                    )
+                add_combinations(total, effect, scale, generator)
+                if config.mirror:
+                    add_combinations(total, mirrored(effect, layout.grid), scale, generator)
+            bar.advance()
+    return places, sums
+
+
+def add_combinations(total: Tensor, effect: Tensor, scale: float, generator: torch.Generator) -> None:
+    """Add the effect of each image to some row, with a random sign: squares add up over the rows as over images."""
+    rows = torch.randint(len(total), (len(effect),), generator=generator).tolist()
+    signs = (torch.randint(0, 2, (len(effect),), generator=generator) * 2 - 1).tolist()
+    sums = total.numpy()  # small sums, for which waiting for threads would take longer than adding
+    for row, sign, of_image in zip(rows, signs, effect.numpy(), strict=True):
+        sums[row] += sign * scale * of_image
+
+
+def _first_images(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
+    """Batches of images until there are as many."""
+    for batch in loader:
+        images = unpack(batch)[0][:count]
+        count -= len(images)
+        yield images
+        if count <= 0:
+            return

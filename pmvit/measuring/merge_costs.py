@@ -1,0 +1,181 @@
+"""`MergeCosts`: in which order the tokens of every block are merged, and what each merge costs."""
+
+import math
+from dataclasses import asdict, dataclass
+from json import dumps
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from pmvit.errors import PmvitError
+from pmvit.files import check_fields, config_from, read_document, write_text
+from pmvit.measuring.flops import BlockCost, ModelCost
+
+Groups = Literal["neighbours", "any"]
+Parts = Literal["split", "whole"]
+Part = Literal["block", "attention", "mlp"]  # what is merged: a whole block, or one of its halves
+
+FORMAT, VERSION = "pmvit-prices", 2
+
+
+@dataclass(frozen=True)
+class MergeCostConfig:
+    """What is measured.
+
+    Attributes:
+        images: Images to use at most; a loader that ends earlier ends the measurement.
+        parts: `split` gives attention and MLP of a block groups of their own, where the model's blocks allow it;
+            `whole` the same to both.
+        groups: Of `neighbours` in the grid, beside or above each other; or of `any` tokens.
+        mirror: Whether an image and its mirror image count alike, as in most photographs: twice the evidence for no
+            more passes.
+        nested: Whether what is merged in a block stays merged in those after it. Such plans keep more of the model,
+            and running them costs less, because what tells merged tokens apart is never needed again.
+        early: By how much the costs of the first block are raised; those of later blocks less and less, of the last one
+            by nothing. Costs are measured with nothing merged, and an error passes through every merged block after it.
+        memory: Gigabytes that may be filled with measurements; fewer random combinations of the images are kept if
+            they do not fit.
+        seed: Of everything random.
+    """
+
+    images: int = 1024
+    parts: Parts = "split"
+    groups: Groups = "neighbours"
+    mirror: bool = True
+    nested: bool = True
+    early: float = 5.0
+    memory: float = 4.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in (("parts", Parts), ("groups", Groups)):
+            if getattr(self, name) not in get_args(choices):
+                raise PmvitError(f"{name}: expected one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+        if self.parts == "split" and not self.nested:
+            raise PmvitError('expected nested=True where attention and MLP are split: for free choice, parts="whole"')
+        for name, value in (("images", self.images), ("early", self.early), ("memory", self.memory)):
+            if not (math.isfinite(value) and value > 0):
+                raise PmvitError(f"{name}: expected a number above 0, got {value}")
+
+
+HALVES: tuple[Part, ...] = ("attention", "mlp")
+
+
+class Merge(NamedTuple):
+    """Two groups of a block, or of half a block, become one; each is named by its first token.
+
+    Attributes:
+        block: Which one it is.
+        part: Whether of the whole block, or of attention or the MLP alone.
+        first: The group whose first token comes first, and the name of the new one.
+        second: The other group.
+        price: What the merge adds to the expected divergence from the original, in nats.
+    """
+
+    block: int
+    part: Part
+    first: int
+    second: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class MergeCosts:
+    """All merges, from single tokens to one group a block or half a block, and what planning has to know of the model.
+
+    Attributes:
+        merges: In the order in which they are done: a plan does the first so many of them.
+        grid: Rows and columns of the patch grid.
+        num_prefix: Tokens before the patch tokens; they are never merged.
+        cost: What each block of the model costs.
+        config: How the merge costs were measured.
+        images: Images that were used.
+        model: Fingerprint of the measured weights.
+        data: What the images were read from.
+        skip: Blocks of the model that a plan leaves alone unless it is told which.
+    """
+
+    merges: tuple[Merge, ...]
+    grid: tuple[int, int]
+    num_prefix: int
+    cost: ModelCost
+    config: MergeCostConfig
+    images: int
+    model: str
+    data: str
+    skip: tuple[int, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the model."""
+        return len(self.cost.blocks)
+
+    @property
+    def parts(self) -> tuple[tuple[Part, ...], ...]:
+        """What is merged of each block: the whole of it, or attention and MLP."""
+        found = {(merge.block, merge.part) for merge in self.merges}
+        return tuple(HALVES if (block, "mlp") in found else ("block",) for block in range(self.depth))
+
+    @property
+    def num_patches(self) -> int:
+        """Patch tokens of a block."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def windows(self) -> tuple[None, ...]:
+        """The windows of each block: attention is over the whole grid."""
+        return (None,) * self.depth
+
+    def save(self, path: str | Path) -> None:
+        """Write the merge costs as JSON."""
+        write_text(Path(path), dumps({"format": FORMAT, "version": VERSION, **asdict(self)}) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> "MergeCosts":
+        """Read what `save` wrote.
+
+        Raises:
+            PmvitError: If the file is not a whole and consistent merge costs file.
+        """
+        where = str(path)
+        document = read_document(Path(path), FORMAT, VERSION)
+        check_fields(document, ("format", "version", *MergeCosts.__dataclass_fields__), where)
+        try:
+            height, width = (int(side) for side in document["grid"])
+            cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
+            merges = tuple(_merge(entry) for entry in document["merges"])
+            skip = tuple(int(index) for index in document["skip"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise PmvitError(f"{where}: the merge costs are malformed ({error}): measure the model again") from None
+        _check(merges, height * width, len(cost.blocks), where)
+        return MergeCosts(
+            merges=merges,
+            grid=(height, width),
+            num_prefix=document["num_prefix"],
+            cost=cost,
+            config=config_from(MergeCostConfig, document["config"], f"{where}: config"),
+            images=document["images"],
+            model=document["model"],
+            data=document["data"],
+            skip=skip,
+        )
+
+
+def _merge(entry: Any) -> Merge:
+    block, part, first, second, cost = entry
+    if part not in get_args(Part):
+        raise ValueError(f"{part!r} is no part of a block")
+    return Merge(int(block), part, int(first), int(second), float(cost))
+
+
+def _check(merges: tuple[Merge, ...], num_tokens: int, depth: int, where: str) -> None:
+    """See that each merge is of two groups that there are."""
+    left: dict[tuple[int, Part], set[int]] = {}
+    for block, part, first, second, cost in merges:
+        if not 0 <= block < depth:
+            raise PmvitError(f"{where}: expected merges in blocks 0 to {depth - 1}, got one in block {block}")
+        groups = left.setdefault((block, part), set(range(num_tokens)))
+        if first == second or not {first, second} <= groups or not math.isfinite(cost):
+            raise PmvitError(
+                f"{where}: block {block}: expected merges of two groups that are left, got {first} and {second}"
+            )
+        groups.discard(second)

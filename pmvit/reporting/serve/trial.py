@@ -1,0 +1,96 @@
+"""One image through a compressed model and its original: what both say, and how long they take."""
+
+import statistics
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from pmvit.compression import compression_of
+from pmvit.data.pixels import Preparation
+from pmvit.evaluation.segmentation import classes_at
+from pmvit.evaluation.sliding import sliding_logits
+from pmvit.hosts import adapter_for
+from pmvit.hosts.outputs import gives_logits, predict
+from pmvit.reporting.colours import palette
+from pmvit.reporting.facts import Facts
+from pmvit.reporting.overlays import difference_overlay, differences, mask_overlay
+from pmvit.reporting.panels import fitted
+from pmvit.reporting.seen import Sight, class_names, data_uri, likeliest
+from pmvit.runtime.bench.timing import interleave
+from pmvit.runtime.optimize import optimize_for_inference
+
+SECONDS, MOST_ROUNDS = 0.6, 9  # an image is timed for about so long, in so many rounds at most
+LARGEST_SIDE = 640  # of an image whose pixels are labelled, after it covers the model's size
+
+
+class Trial:
+    """A compressed model and its original, ready to be tried by several people.
+
+    One image at a time goes through the models, so that the times mean something.
+    """
+
+    def __init__(self, facts: Facts, names: str | Path | None = None) -> None:
+        self.names = class_names(facts.model, names)
+        self.models: dict[str, nn.Module] = {"original": facts.original, "compressed": facts.model}
+        if compression_of(facts.model) is not None:
+            self.models["optimized"] = optimize_for_inference(facts.model)
+        for model in self.models.values():
+            model.eval().requires_grad_(False)
+        self._model = facts.model
+        self._sight = Sight(facts.model)
+        self._pixel_classes = adapter_for(facts.model).pixel_classes(facts.model)
+        self._lock = threading.Lock()
+
+    def run(self, picture: Image.Image) -> dict[str, Any]:
+        """What the page shows of an image, as JSON data: `picture`, `seconds` by model, and the answers of both."""
+        prepared = self._sight.prepare(picture)
+        result: dict[str, Any] = {"picture": data_uri(self._sight.picture(prepared))}
+        image = prepared[None]
+        with self._lock, torch.inference_mode():
+            runs = {name: partial(predict, model, image) for name, model in self.models.items()}
+            begun = time.perf_counter()
+            outputs = {name: run() for name, run in runs.items()}
+            took = (time.perf_counter() - begun) or 1e-3
+            rounds = max(1, min(MOST_ROUNDS, int(SECONDS / took)))
+            times = interleave(runs, rounds, warmup=0)
+            answers = self._answers(picture, outputs)
+        result["seconds"] = {name: statistics.median(values) for name, values in times.items()}
+        return {**result, "rounds": rounds, **answers}
+
+    def _answers(self, picture: Image.Image, outputs: dict[str, Tensor]) -> dict[str, Any]:
+        before, after = outputs["original"][0].float(), outputs["compressed"][0].float()
+        if self._pixel_classes is not None:
+            return self._pixels(picture, self._pixel_classes)
+        if not gives_logits(self._model):
+            return {"kind": "embedding", "cosine": float(torch.cosine_similarity(before.flatten(), after.flatten(), 0))}
+        shown = {"original": likeliest(before, self.names), "compressed": likeliest(after, self.names)}
+        return {"kind": "classes", **shown, "same": shown["original"][0]["name"] == shown["compressed"][0]["name"]}
+
+    def _pixels(self, picture: Image.Image, classes: int) -> dict[str, Any]:
+        """The classes of all pixels of an image, as pictures."""
+        adapter = adapter_for(self._model)
+        preparation, window = Preparation.of(adapter.data_config(self._model)), adapter.input_size(self._model)[1:]
+        small = fitted(picture, LARGEST_SIDE) if max(picture.size) > LARGEST_SIDE else picture
+        pixels = preparation.whole(small.convert(self._sight.mode))[None]
+        size = small.height, small.width
+        maps = [
+            classes_at(sliding_logits(self.models[name], pixels, window), size)[0]
+            for name in ("original", "compressed")
+        ]
+        kinds = differences(maps[0], maps[1], None)
+        found = sorted({int(value) for each in maps for value in each.unique()})
+        colours = palette(classes)
+        return {
+            "kind": "pixels",
+            "original": data_uri(mask_overlay(small, maps[0], classes), LARGEST_SIDE),
+            "compressed": data_uri(mask_overlay(small, maps[1], classes), LARGEST_SIDE),
+            "difference": data_uri(difference_overlay(small, kinds), LARGEST_SIDE),
+            "agreement": float((maps[0] == maps[1]).double().mean()),
+            "classes": [{"name": self.names[number], "colour": list(colours[number])} for number in found],
+        }

@@ -1,0 +1,1 @@
+"""Speed and memory of variants of a model, measured side by side."""

@@ -1,0 +1,383 @@
+"""A benchmark that cannot flatter itself: all variants take turns on the same images in one run."""
+
+import copy
+import json
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pmvit._system import keep_freed_memory
+from pmvit.compression import compression_of
+from pmvit.errors import PmvitError
+from pmvit.files import write_atomically, write_text
+from pmvit.hosts import adapter_for
+from pmvit.hosts.host import Target
+from pmvit.hosts.outputs import as_module
+from pmvit.measuring.flops import flops
+from pmvit.methods import Evit, apply
+from pmvit.methods.tome import tome
+from pmvit.progress import track
+from pmvit.runtime.bench.memory import Place, peak_memory
+from pmvit.runtime.bench.timing import Ratio, interleave, speedup
+from pmvit.runtime.bench.variants import VARIANTS, original, variant, with_all_kept, with_operations_in_place
+from pmvit.runtime.export.quantize import QUANTIZERS
+from pmvit.runtime.export.run import built_in_images
+from pmvit.runtime.export.targets import RUNTIMES, Run, inferring, quietly, runtime_called
+from pmvit.runtime.optimize import optimize_for_inference
+from pmvit.saving import save
+
+PYTORCH = ("eager", "compile")
+INT8 = "-int8"  # behind the name of a variant: quantised
+ALIASES = {"onnxruntime": "onnx"}
+Makers = dict[str, Callable[[Target], nn.Module]]
+DEFAULT = ("original", "compressed", "optimized", "bound")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant in one runtime at one batch size.
+
+    Attributes:
+        gflops: Billions of multiply-accumulates of what runs, for one image.
+        throughput: Images a second, at the median.
+        p50: Seconds a batch, median.
+        p95: Seconds a batch, 95th percentile.
+        speedup: How many times faster than the original, in the same rounds.
+        of_bound: How many times faster than the equal-token bound, in the same rounds.
+        efficiency: Speed-up over FLOPs ratio: how much of what is not computed is time that is not spent.
+        memory: Peak memory in megabytes, over what the process had before; `None` if it was not measured.
+        failure: Why it did not run.
+    """
+
+    variant: str
+    runtime: str
+    batch: int
+    gflops: float | None
+    throughput: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    speedup: Ratio | None = None
+    of_bound: Ratio | None = None
+    efficiency: float | None = None
+    memory: float | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Rows, and where they were measured."""
+
+    rows: list[Row]
+    environment: dict[str, Any] = field(default_factory=dict)
+    COLUMNS: ClassVar = (
+        *("runtime", "batch", "variant", "GFLOPs", "images/s", "p50 ms", "p95 ms", "speed-up", "of bound"),
+        *("efficiency", "MB"),
+    )
+
+    def cells(self) -> list[list[str]]:
+        """The rows as text, under `COLUMNS`; a variant that did not run says why in place of its speed-up."""
+        return [
+            [
+                row.runtime,
+                str(row.batch),
+                row.variant,
+                _cell(row.gflops, "{:.2f}"),
+                _cell(row.throughput, "{:.1f}"),
+                _cell(row.p50, "{:.1f}", 1e3),
+                _cell(row.p95, "{:.1f}", 1e3),
+                _cell(row.speedup) if row.failure is None else f"does not run: {row.failure}",
+                _cell(row.of_bound),
+                _cell(row.efficiency, "{:.2f}"),
+                _cell(row.memory, "{:.0f}"),
+            ]
+            for row in self.rows
+        ]
+
+    def to_json(self) -> str:
+        return (
+            json.dumps({"environment": self.environment, "rows": [asdict(row) for row in self.rows]}, indent=1) + "\n"
+        )
+
+    def to_markdown(self) -> str:
+        said = ", ".join(f"{name} {value}" for name, value in self.environment.items())
+        lines = [
+            f"{said}. Ratios are medians over rounds in which all variants of a runtime take turns, with 95 % "
+            "bootstrap intervals.",
+            "",
+            f"| {' | '.join(self.COLUMNS)} |",
+            f"|{'---|' * len(self.COLUMNS)}",
+        ]
+        lines += [f"| {' | '.join(cells)} |" for cells in self.cells()]
+        return "\n".join(lines) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Write `benchmark.json`, `benchmark.md` and `benchmark.png`."""
+        write_text(folder / "benchmark.json", self.to_json())
+        write_text(folder / "benchmark.md", self.to_markdown())
+        write_atomically(folder / "benchmark.png", self.draw)
+
+    def draw(self, path: Path) -> None:
+        """Speed-ups as bars with their intervals, one panel a runtime."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        runtimes = list(dict.fromkeys(row.runtime for row in self.rows))
+        names = [name for name in dict.fromkeys(row.variant for row in self.rows) if name != "original"]
+        batches = sorted({row.batch for row in self.rows})
+        figure = Figure(figsize=(2 + 3.4 * len(runtimes), 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, len(runtimes), sharey=True, squeeze=False)[0]
+        width = 0.8 / max(1, len(names))
+        colours = ("#0072b2", "#e69f00", "#009e73", "#999999", "#cc79a7", "#56b4e9", "#d55e00")
+        for axis, runtime in zip(axes, runtimes, strict=True):
+            for place, name in enumerate(names):
+                rows = {row.batch: row.speedup for row in self.rows if (row.runtime, row.variant) == (runtime, name)}
+                found = [(number, rows[b]) for number, b in enumerate(batches) if rows.get(b) is not None]
+                at = [number + (place - (len(names) - 1) / 2) * width for number, _ in found]
+                heights = [ratio.median for _, ratio in found if ratio is not None]
+                ends = [[r.median - r.low for _, r in found if r], [r.high - r.median for _, r in found if r]]
+                axis.bar(at, heights, width * 0.92, yerr=ends, capsize=2, label=name, color=colours[place % 7])
+            axis.axhline(1.0, color="black", linewidth=0.8)
+            axis.set(title=runtime, xticks=range(len(batches)), xticklabels=[f"batch {batch}" for batch in batches])
+            axis.spines[["top", "right"]].set_visible(False)
+        axes[0].set_ylabel("times as fast as the original")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(names), frameon=False)
+        figure.savefig(path, format="png", dpi=110)
+
+
+def _cell(value: Any, form: str = "{}", factor: float = 1.0) -> str:
+    return "-" if value is None else form.format(value if isinstance(value, Ratio) else value * factor)
+
+
+def benchmark(
+    model: nn.Module,
+    *,
+    against: Sequence[str] = DEFAULT,
+    runtimes: Sequence[str] = ("eager",),
+    batches: Sequence[int] = (1, 16),
+    rounds: int = 20,
+    threads: int | None = None,
+    images: Tensor | None = None,
+    memory: bool = False,
+    progress: bool = True,
+) -> Benchmark:
+    """Measure a compressed model against others made of the same weights, side by side.
+
+    Args:
+        model: What `compress` or `load` returned.
+        against: Variants: original, original-optimized, compressed (without the passes), optimized (with them), bound
+            (the equal-token bound), direct, tome; with `-int8` behind them quantised (onnxruntime, openvino). The
+            original is always among them.
+        runtimes: eager, compile, onnxruntime, openvino, torch-export, aot-inductor, torchscript, executorch,
+            litert.
+        batches: Batch sizes.
+        rounds: How often each variant takes its turn.
+        threads: CPU threads of every runtime.
+        images: Prepared images to run on, and to calibrate on; built-in pictures if left out.
+        memory: Measure peak memory too, each variant in a process of its own.
+        progress: Show a bar.
+
+    Raises:
+        PmvitError: If the model is not compressed, or a variant, runtime or package is not there.
+    """
+    if compression_of(model) is None:
+        raise PmvitError("expected a compressed model to benchmark; this one is not compressed")
+    if not batches or min(batches) < 1 or rounds < 2:
+        raise PmvitError(f"expected batch sizes of 1 and more and rounds of 2 and more; got {batches} and {rounds}")
+    model = copy.deepcopy(model).to("cpu", torch.float32)
+    names = list(dict.fromkeys(["original", *against]))
+    for name in names:
+        if name.removesuffix(INT8) not in VARIANTS:
+            raise PmvitError(f"expected variants among {', '.join(VARIANTS)}, with {INT8} or without; got {name!r}")
+    runtimes = known_runtimes(runtimes)
+    makers: Makers = {name: partial(variant, name.removesuffix(INT8), model) for name in names}
+    return measure(model, makers, runtimes, batches, rounds, threads, images, memory, progress)
+
+
+def known_runtimes(names: Sequence[str]) -> list[str]:
+    """The runtimes that users call so; raise `PmvitError` for one that is not there."""
+    known = [ALIASES.get(name, name) for name in names]
+    for name in known:
+        if name not in PYTORCH:
+            runtime_called(name)
+    return known
+
+
+def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: int | None = None) -> Benchmark:
+    """What the operations cost where nothing is compressed (the paper's Table IV), in eager PyTorch.
+
+    They run on all tokens in another order; a plan that keeps all as they are is found to have nothing to do.
+    """
+    model = copy.deepcopy(model).to("cpu", torch.float32)
+    placed = with_operations_in_place(model)
+    whole = original(model, "eager")
+    models = {
+        "original": whole,
+        "prune and merge": placed,
+        "prune and merge, all kept": with_all_kept(whole),
+        "prune and merge, optimized": optimize_for_inference(placed),
+        "direct": variant("direct", placed, "eager"),
+    }
+    with suppress(PmvitError):  # these are not for every host
+        models["tome, matching but not merging"] = tome(whole, 0, always_match=True)
+        patches = adapter_for(model).layouts(model)[0].num_patches
+        models["evit, fusing one token a stage"] = apply(whole, Evit(keep=1 - 1 / patches))
+    makers: Makers = {name: partial(ready, model) for name, model in models.items()}
+    return measure(placed, makers, ["eager"], [batch], rounds, threads, None, False, True)
+
+
+def ready(model: nn.Module, _target: Target) -> nn.Module:
+    """A model that is the same for every target, in evaluation mode and without gradients."""
+    return model.eval().requires_grad_(False)
+
+
+def measure(
+    model: nn.Module,
+    makers: Makers,
+    runtimes: Sequence[str],
+    batches: Sequence[int],
+    rounds: int,
+    threads: int | None,
+    images: Tensor | None,
+    memory: bool,
+    progress: bool,
+) -> Benchmark:
+    """Measure what makers make; one of them is called `original`, and `model` says what images they take."""
+    threads = threads or torch.get_num_threads()
+    before = torch.get_num_threads()
+    size = adapter_for(model).input_size(model)
+    if images is not None and tuple(images.shape[1:]) != size:
+        raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
+    shown = images if images is not None else built_in_images(size, max(*batches, 32))
+    rows: list[Row] = []
+    keeps = keep_freed_memory()
+    torch.set_num_threads(threads)
+    try:
+        places = [(runtime, batch) for runtime in runtimes for batch in batches]
+        for runtime, batch in track(places, "benchmark", len(places), show=progress):
+            some = shown.repeat(-(-batch // len(shown)), 1, 1, 1)
+            some = some[: len(some) // batch * batch].contiguous()  # the first batch is timed, all serve to calibrate
+            with tempfile.TemporaryDirectory() as folder:
+                saved = Path(folder) / "model" if memory else None
+                if saved is not None:
+                    save(model, saved)
+                rows += _one_place(makers, runtime, some.split(batch), rounds, threads, Path(folder), saved)
+    finally:
+        torch.set_num_threads(before)
+    kept = {"freed memory": "kept" if keeps else "given back"}
+    return Benchmark(rows, {**_environment(runtimes, threads, rounds), **kept})
+
+
+def _one_place(
+    makers: Makers,
+    runtime: str,
+    batches: Sequence[Tensor],
+    rounds: int,
+    threads: int,
+    folder: Path,
+    saved: Path | None,
+) -> list[Row]:
+    """All variants of one runtime at one batch size."""
+    images = batches[0]
+    batch = len(images)
+    runs: dict[str, Run] = {}
+    failures: dict[str, str] = {}
+    peaks: dict[str, float | None] = {}
+    costs: dict[str, float] = {}
+    target = "eager" if runtime == "eager" else RUNTIMES[runtime].target if runtime in RUNTIMES else "graph"
+    for number, (name, make) in enumerate(makers.items()):
+        try:
+            costs[name] = flops(make(target)).gflops
+            calibration = batches if name.endswith(INT8) else ()
+            runs[name], file = _open(make, runtime, images, calibration, threads, folder / str(number))
+            runs[name](images)
+            if saved is not None:
+                place = Place(runtime, file, saved, name.removesuffix(INT8))
+                peaks[name] = peak_memory(place, tuple(images.shape), threads)
+        except Exception as error:  # a variant that a runtime cannot take is a result, not the end
+            runs.pop(name, None)
+            lines = str(error).strip().splitlines()
+            failures[name] = f"{type(error).__name__}: {lines[0][:120] if lines else ''}"
+    if "original" not in runs:
+        raise PmvitError(f"{runtime} does not run the original model: {failures['original']}")
+    times = interleave({name: partial(run, images) for name, run in runs.items()}, rounds)
+    rows = []
+    for name in makers:
+        if name in failures:
+            rows.append(Row(name, runtime, batch, costs.get(name), failure=failures[name]))
+            continue
+        seconds = times[name]
+        ratio = speedup(times, name, "original")
+        rows.append(
+            Row(
+                name,
+                runtime,
+                batch,
+                costs[name],
+                throughput=batch / statistics.median(seconds),
+                p50=statistics.median(seconds),
+                p95=statistics.quantiles(seconds, n=20, method="inclusive")[-1],
+                speedup=ratio,
+                of_bound=speedup(times, name, "bound") if "bound" in runs else None,
+                efficiency=ratio.median * costs[name] / costs["original"],
+                memory=peaks.get(name),
+            )
+        )
+    return rows
+
+
+def _open(
+    make: Callable[[Target], nn.Module],
+    runtime: str,
+    images: Tensor,
+    calibration: Sequence[Tensor],
+    threads: int,
+    path: Path,
+) -> tuple[Run, Path | None]:
+    """A variant ready to run, quantised if there are images to calibrate on, and its file if it has one."""
+    if calibration and runtime not in QUANTIZERS:
+        raise PmvitError(f"eight bits are for {' and '.join(QUANTIZERS)}")
+    if runtime == "eager":
+        return inferring(as_module(make("eager"))), None
+    if runtime == "compile":
+        with quietly():
+            run = inferring(torch.compile(as_module(make("graph")), fullgraph=True))
+            run(images)
+        return run, None
+    target = RUNTIMES[runtime]
+    file = path.with_suffix(target.suffix)
+    target.write(as_module(make(target.target)), file, images, any_batch=False)
+    if calibration:
+        QUANTIZERS[runtime](file, list(calibration))
+    return target.open(file, threads), file
+
+
+def _environment(runtimes: Sequence[str], threads: int, rounds: int) -> dict[str, Any]:
+    packages = {"onnx": "onnxruntime"}
+    found = {"pmvit": version("pmvit"), "timm": version("timm"), "torch": torch.__version__.partition("+")[0]}
+    for name in runtimes:
+        try:
+            found[packages.get(name, name)] = version(packages.get(name, name))
+        except PackageNotFoundError:
+            continue
+    return {**found, "CPU": _processor(), "threads": threads, "rounds": rounds}
+
+
+def _processor() -> str:
+    """The name of the processor, as far as the system says."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

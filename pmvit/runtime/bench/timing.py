@@ -1,0 +1,82 @@
+"""Speed as a ratio: variants take turns in one run, so that a noisy machine disturbs all of them alike."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from pmvit.compression import compress
+from pmvit.hosts.modes import evaluation_mode
+from pmvit.hosts.outputs import as_module
+from pmvit.planning import Plan
+
+T = TypeVar("T")
+
+
+class Ratio(NamedTuple):
+    """How many times faster than the baseline, as a rule the median over rounds, and its 95 % bootstrap interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+def interleave(variants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
+    """Time every variant once a round, in an order that changes from round to round; seconds, by name."""
+    for _ in range(warmup):
+        for run in variants.values():
+            run()
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    names = list(variants)
+    shuffler = random.Random(0)  # noqa: S311  # an order, not a secret
+    for _ in range(rounds):
+        shuffler.shuffle(names)
+        for name in names:
+            start = time.perf_counter()
+            variants[name]()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def speedup(times: Mapping[str, list[float]], variant: str, baseline: str, resamples: int = 1000) -> Ratio:
+    """Median over the rounds of baseline time / variant time, with its bootstrap interval."""
+    ratios = [base / own for base, own in zip(times[baseline], times[variant], strict=True)]
+    return bootstrap(ratios, statistics.median, resamples)
+
+
+def bootstrap(values: Sequence[T], statistic: Callable[[Sequence[T]], float], resamples: int = 1000) -> Ratio:
+    """A statistic of values with its 95 % bootstrap interval."""
+    sampler = random.Random(0)  # noqa: S311  # resampling, not a secret
+    found = sorted(statistic(sampler.choices(values, k=len(values))) for _ in range(resamples))
+    return Ratio(statistic(values), found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1])
+
+
+def compare(models: Mapping[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
+    """Time the models on the same images, in turns."""
+
+    def run(model: nn.Module) -> None:
+        model(images)
+        if images.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    with torch.inference_mode():
+        return interleave({name: partial(run, as_module(model)) for name, model in models.items()}, rounds)
+
+
+def speedup_meter(model: nn.Module, images: Tensor, rounds: int = 9) -> Callable[[Plan], float]:
+    """Make a function that says how many times faster than `model` a plan makes it on this machine and these images."""
+
+    def measure(plan: Plan) -> float:
+        with evaluation_mode(model):
+            times = compare({"original": model, "compressed": compress(model, plan)}, images, rounds)
+        return speedup(times, "compressed", "original").median
+
+    return measure

@@ -1,0 +1,271 @@
+"""What a benchmark lets run against each other, each made from one compressed model."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmvit.compression import compress, decompress, is_compressed
+from pmvit.errors import PmvitError
+from pmvit.hosts import Adapter, TokenLayout, adapter_for
+from pmvit.hosts.host import Target
+from pmvit.measuring.flops import flops
+from pmvit.merged_mlp import mlp_matrices_of, unwrapped
+from pmvit.methods import Tome, apply
+from pmvit.methods.budget import nearest
+from pmvit.planning import LayerPlan, Plan
+from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.optimize import optimize_for_inference
+from pmvit.runtime.stages import Narrowed
+from pmvit.runtime.window_chain import wrapped
+
+State = Tensor | tuple[Tensor, Tensor]
+NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
+
+
+def original(model: nn.Module, target: Target) -> nn.Module:
+    """The same weights, uncompressed: the model as its library has it."""
+    model = copy.deepcopy(model)
+    return decompress(model) if is_compressed(model) else model
+
+
+def original_optimized(model: nn.Module, target: Target) -> nn.Module:
+    """The same weights, uncompressed, after the passes."""
+    return optimize_for_inference(original(model, "eager"), target=target)
+
+
+def compressed(model: nn.Module, target: Target) -> nn.Module:
+    """The compressed model without the passes; for graphs in a form that they can hold."""
+    return copy.deepcopy(model) if target == "eager" else optimize_for_inference(model, target=target, **NO_PASSES)
+
+
+def optimized(model: nn.Module, target: Target) -> nn.Module:
+    """The compressed model after the passes."""
+    return optimize_for_inference(model, target=target)
+
+
+def bound(model: nn.Module, target: Target) -> nn.Module:
+    """The equal-token bound: as many tokens in each block, sliced away, with nothing merged and nothing reconstructed.
+
+    It computes nothing of use, and says what fewer tokens can bring in a runtime. Its blocks are the original's; where
+    an MLP has groups of its own, it runs on as many of the first tokens.
+    """
+    model = copy.deepcopy(model)
+    adapter = adapter_for(model)
+    runs, layouts = adapter.runs(model), _layouts(adapter, model)
+    # What lies between two runs, or labels pixels, needs all tokens: those that were sliced away come back.
+    is_whole = len(runs) > 1 or adapter.pixel_classes(model) is not None
+    for names in runs:
+        for name in names:
+            block, tokens = _inside(model, name, layouts[name])
+            halves = adapter.halves(block)
+            matrices = mlp_matrices_of(block, adapter.mlp_parts(block))
+            if halves is not None and matrices is not None:
+                block = _SlicedBetween(*halves, matrices.num_prefix + matrices.num_groups)
+            else:
+                _rewire_mlp(adapter, model.get_submodule(name), _FirstNormed, _Padded)
+            sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
+            adapter.stand_in(sliced, block)
+            model.set_submodule(name, sliced)
+    return model
+
+
+def direct(model: nn.Module, target: Target) -> nn.Module:
+    """The paper's "Direct" operation (Table IV): take the kept tokens out, run the block, put them back.
+
+    Where an MLP has groups of its own, one token of each is taken out once more inside the block.
+    """
+    model = copy.deepcopy(model)
+    adapter = adapter_for(model)
+    for name, layout in _layouts(adapter, model).items():
+        block, tokens = _inside(model, name, layout)
+        _rewire_mlp(adapter, model.get_submodule(name), _TakenNormed, _PutBack)
+        taken = _TakenOut(block, tokens)
+        adapter.stand_in(taken, block)
+        model.set_submodule(name, taken)
+    return model
+
+
+def _layouts(adapter: Adapter, model: nn.Module) -> dict[str, TokenLayout]:
+    return dict(zip(adapter.block_names(model), adapter.layouts(model), strict=True))
+
+
+def _inside(model: nn.Module, name: str, layout: TokenLayout) -> tuple[nn.Module, Tensor]:
+    """What a compressed block runs inside, on as many tokens as it has groups, and which tokens those are."""
+    adapter = adapter_for(model)
+    block = model.get_submodule(name)
+    tokens = torch.arange(layout.num_tokens)
+    if layout.windows is not None:
+        block = wrapped(block, adapter, layout)
+    if isinstance(block, PruneMerge):
+        tokens = block.centres
+        block = block.block if adapter.computes_partly(block.block) else Narrowed(block)
+    return block, tokens
+
+
+def _rewire_mlp(adapter: Adapter, block: nn.Module, norm: type["_OnTokens"], mlp: type["_OnTokens"]) -> None:
+    """Let others stand in for what normalises before an MLP with groups of its own, and for the MLP."""
+    inside = block.block if isinstance(block, PruneMerge) else block
+    parts = adapter.mlp_parts(inside)
+    matrices = mlp_matrices_of(inside, parts)
+    if parts is None or matrices is None:
+        return
+    first_members = matrices.merge_columns[matrices.merge_offsets]
+    num_tokens = matrices.num_prefix + matrices.num_patches
+    for name, kind in zip(parts, (norm, mlp), strict=True):
+        host = unwrapped(inside.get_submodule(name))
+        inside.set_submodule(name, kind(host, first_members, num_tokens))
+
+
+class _OnTokens(nn.Module):
+    """A part of a block that runs on as many of its tokens as its MLP has groups."""
+
+    tokens: Tensor
+
+    def __init__(self, part: nn.Module, tokens: Tensor, num_tokens: int) -> None:
+        super().__init__()
+        self.part = part
+        self.num_left_out = num_tokens - tokens.numel()
+        self.register_buffer("tokens", tokens, persistent=False)
+
+
+class _FirstNormed(_OnTokens):
+    """The first tokens alone, normalised."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        normed: Tensor = self.part(tokens[:, : self.tokens.numel()])
+        return normed
+
+
+class _Padded(_OnTokens):
+    """An MLP on them, with no update for the others."""
+
+    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
+        return F.pad(self.part(tokens, *positional, **arguments), (0, 0, 0, self.num_left_out))
+
+
+class _TakenNormed(_OnTokens):
+    """One token of each group, taken out and normalised."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        normed: Tensor = self.part(tokens.index_select(1, self.tokens))
+        return normed
+
+
+class _PutBack(_OnTokens):
+    """An MLP on them, its updates put where they belong."""
+
+    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
+        update: Tensor = self.part(tokens, *positional, **arguments)
+        nothing = update.new_zeros(update.shape[0], update.shape[1] + self.num_left_out, update.shape[2])
+        return nothing.index_copy(1, self.tokens, update)
+
+
+class _SlicedBetween(nn.Module):
+    """A block of whose tokens the first ones go on to its MLP, and the others nowhere."""
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, count: int) -> None:
+        super().__init__()
+        self.attention = attention
+        self.mlp = mlp
+        self.count = count
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        attended: Tensor = self.attention(tokens, **arguments)
+        result: Tensor = self.mlp(attended[:, : self.count])
+        return result
+
+
+class _Sliced(nn.Module):
+    """A block on the first tokens of what comes; what is missing to its number are tokens of the model's input."""
+
+    def __init__(self, block: nn.Module, count: int, is_last: bool, is_whole: bool = False) -> None:
+        super().__init__()
+        self.block = block
+        self.count = count
+        self.is_last = is_last
+        self.is_whole = is_whole
+
+    def forward(self, state: State, *positional: object, **arguments: object) -> State:
+        tokens, given = state if isinstance(state, tuple) else (state.flatten(1, -2), state)
+        everything = given.flatten(1, -2)
+        if tokens.shape[1] > self.count:
+            tokens = tokens[:, : self.count]
+        elif tokens.shape[1] < self.count:
+            tokens = torch.cat([tokens, everything[:, tokens.shape[1] : self.count]], dim=1)
+        tokens = self.block(tokens, *positional, **arguments)
+        if not self.is_last:
+            return tokens, given
+        if self.is_whole:
+            tokens = torch.cat([tokens, everything[:, tokens.shape[1] :]], dim=1).view(given.shape)
+        return tokens
+
+
+class _TakenOut(nn.Module):
+    """A block on some of the tokens; the others stay as they are."""
+
+    tokens: Tensor
+
+    def __init__(self, block: nn.Module, tokens: Tensor) -> None:
+        super().__init__()
+        self.block = block
+        self.register_buffer("tokens", tokens, persistent=False)
+
+    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
+        everything = tokens.flatten(1, -2)
+        taken = self.block(everything.index_select(1, self.tokens), *positional, **arguments)
+        return everything.index_copy(1, self.tokens, taken).view(tokens.shape)
+
+
+def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
+    """ToMe with the tokens a block that come nearest to the FLOPs of the compressed model."""
+    whole = original(model, "eager")
+    return apply(whole, nearest(whole, Tome, flops(model).gflops)[0])
+
+
+VARIANTS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {
+    "original": original,
+    "original-optimized": original_optimized,
+    "compressed": compressed,
+    "optimized": optimized,
+    "bound": bound,
+    "direct": direct,
+    "tome": tome_as_costly,
+}
+
+
+def variant(name: str, model: nn.Module, target: Target) -> nn.Module:
+    """Make a variant of a compressed model, in evaluation mode and without gradients."""
+    if name not in VARIANTS:
+        raise PmvitError(f"expected variants among {', '.join(VARIANTS)}; got {name!r}")
+    result: nn.Module = VARIANTS[name](model, target)
+    return result.eval().requires_grad_(False)
+
+
+def in_place_plan(grid: tuple[int, int], depth: int, grids: tuple[tuple[int, int], ...] = ()) -> Plan:
+    """A plan that keeps every token but hands them to the blocks in another order: everything runs, nothing changes."""
+    layers = {}
+    for layer, (height, width) in enumerate(grids or (grid,) * depth):
+        count = height * width
+        centres = torch.randperm(count, generator=torch.Generator().manual_seed(layer))
+        layers[layer] = LayerPlan(tuple(torch.argsort(centres).tolist()), tuple(centres.tolist()), (1.0,) * count)
+    return Plan(grid, depth, layers, grids=grids)
+
+
+def with_operations_in_place(model: nn.Module) -> nn.Module:
+    """A model with all operations of Prune and Merge in place and nothing compressed (the paper's Table IV)."""
+    grids = _grids(model)
+    return compress(original(model, "eager"), in_place_plan(grids[0], len(grids), grids))
+
+
+def with_all_kept(model: nn.Module) -> nn.Module:
+    """A model compressed by a plan that keeps every token where it is."""
+    grids = _grids(model)
+    return compress(original(model, "eager"), Plan.keep_all(grids[0], len(grids), grids=grids))
+
+
+def _grids(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    return tuple(layout.grid for layout in adapter_for(model).layouts(model))

@@ -1,0 +1,1 @@
+"""Plain transformer blocks, rewritten for inference."""

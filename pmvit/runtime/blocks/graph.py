@@ -1,0 +1,161 @@
+"""A plain transformer block, and each half of it, for graphs, and for blocks of which only some tokens are read."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmvit.hosts.parts import PlainParts, check_images_alone, linear, split_projections
+
+
+class PartialAttention(nn.Module):
+    """The attention of a plain block for its first `num_outputs` tokens, with keys and values of all.
+
+    The tokens of all images are rows of one table wherever they need not be told apart: runtimes multiply tables.
+    """
+
+    def __init__(
+        self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
+    ) -> None:
+        super().__init__()
+        self.norm1 = parts.norm1
+        self.num_tokens = num_tokens
+        self.num_outputs = num_outputs
+        if FewQueries.is_cheaper(parts, num_tokens, num_outputs):
+            self.attention: nn.Module = FewQueries(parts, num_tokens, num_outputs, bias)
+        else:
+            self.attention = SplitAttention(parts, num_tokens, num_outputs, bias, explicit)
+
+    def attend(self, tokens: Tensor) -> Tensor:
+        """The outputs of all images as rows."""
+        width = tokens.shape[-1]
+        rows = tokens.reshape(-1, width)
+        normed = self.norm1(rows)
+        if self.num_outputs < self.num_tokens:
+            rows = tokens[:, : self.num_outputs].reshape(-1, width)
+        attended: Tensor = rows + self.attention(normed)
+        return attended
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        check_images_alone(arguments)
+        return self.attend(tokens).view(-1, self.num_outputs, tokens.shape[-1])
+
+
+class PartialMlp(nn.Module):
+    """The MLP of a plain block."""
+
+    def __init__(self, parts: PlainParts, num_tokens: int) -> None:
+        super().__init__()
+        self.norm2, self.mlp = parts.norm2, parts.mlp
+        self.num_outputs = self.num_tokens = num_tokens
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        check_images_alone(arguments)
+        rows = tokens.reshape(-1, tokens.shape[-1])
+        outputs: Tensor = rows + self.mlp(self.norm2(rows))
+        return outputs.view(tokens.shape)
+
+
+class PartialBlock(PartialAttention):
+    """A plain block that computes its first `num_outputs` tokens, with keys and values of all."""
+
+    def __init__(
+        self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
+    ) -> None:
+        super().__init__(parts, num_tokens, num_outputs, bias, explicit)
+        self.norm2, self.mlp = parts.norm2, parts.mlp
+
+    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
+        check_images_alone(arguments)
+        rows = self.attend(tokens)
+        outputs: Tensor = rows + self.mlp(self.norm2(rows))
+        return outputs.view(-1, self.num_outputs, tokens.shape[-1])
+
+
+class SplitAttention(nn.Module):
+    """Attention for graphs: query, key and value are projected apart, so that no runtime has to take them out of one
+    tensor again, and what can be folded into weights is.
+
+    The scale of the scores goes into the query's weights. The bias of the keys adds the same to all scores of a query,
+    which changes no softmax, and is left out. That of the values adds the same to every output, for the weights of
+    attention sum to one: it goes into the output projection.
+    """
+
+    bias: Tensor | None
+
+    def __init__(
+        self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
+    ) -> None:
+        super().__init__()
+        self.num_tokens = num_tokens
+        self.num_outputs = num_outputs
+        self.heads = parts.heads
+        self.explicit = explicit
+        self.query_norm, self.key_norm = parts.query_norm, parts.key_norm
+        self.late_scale = parts.scale if parts.norms_heads else None
+        query, key, value, self.output = split_projections(parts, 1.0 if parts.norms_heads else parts.scale)
+        key_bias = parts.qkv.bias.chunk(3)[1] if parts.norms_heads and parts.qkv.bias is not None else None
+        self.query, self.key, self.value = query, linear(key, key_bias), linear(value, None)
+        self.register_buffer("bias", None if bias is None else bias[None, None, None], persistent=False)
+
+    def forward(self, normed: Tensor) -> Tensor:
+        asking = normed
+        if self.num_outputs < self.num_tokens:
+            width = normed.shape[-1]
+            asking = normed.view(-1, self.num_tokens, width)[:, : self.num_outputs].reshape(-1, width)
+        query, key, value = (
+            layer(read).view(-1, count, *self.heads).transpose(1, 2)
+            for layer, read, count in (
+                (self.query, asking, self.num_outputs),
+                (self.key, normed, self.num_tokens),
+                (self.value, normed, self.num_tokens),
+            )
+        )
+        query, key = self.query_norm(query), self.key_norm(key)
+        if self.late_scale is not None:
+            query = query * self.late_scale
+        if self.explicit:
+            scores = query @ key.transpose(-2, -1)
+            attended = (scores if self.bias is None else scores + self.bias).softmax(-1) @ value
+        else:
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, scale=1.0)
+        projected: Tensor = self.output(attended.transpose(1, 2).reshape(-1, self.heads[0] * self.heads[1]))
+        return projected
+
+
+class FewQueries(nn.Module):
+    """Attention of few queries, as of a class token: keys and values are never computed.
+
+    The score of a key is `q W_k x`: with `q W_k` computed once a query, it is a product with the token `x` itself. The
+    attended value is `sum a W_v x = W_v sum a x`: tokens are averaged first and projected once. Heads are told apart
+    by a mask, so that both are products with a plain table of weights, which every runtime is good at.
+    """
+
+    mask: Tensor
+    bias: Tensor | None
+
+    def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None) -> None:
+        super().__init__()
+        self.num_tokens = num_tokens
+        self.num_outputs = num_outputs
+        self.query, key, value, self.output = split_projections(parts, parts.scale)
+        self.key, self.value = linear(key.T, None), linear(value, None)
+        num_heads, size = parts.heads
+        mask = torch.eye(num_heads, dtype=key.dtype, device=key.device).repeat_interleave(size, dim=1)
+        self.register_buffer("mask", mask[:, None], persistent=False)
+        self.register_buffer("bias", None if bias is None else bias[None, None], persistent=False)
+
+    @staticmethod
+    def is_cheaper(parts: PlainParts, num_tokens: int, num_outputs: int) -> bool:
+        """Whether it multiplies less than half of what keys and values of all tokens would take."""
+        asking, width = parts.heads[0] * num_outputs, parts.output.in_features
+        return not parts.norms_heads and asking * (width + num_tokens) <= num_tokens * width / 2
+
+    def forward(self, normed: Tensor) -> Tensor:
+        tokens = normed.view(-1, self.num_tokens, normed.shape[-1])
+        query = self.query(tokens[:, : self.num_outputs])
+        asking = self.key((query[:, None] * self.mask).flatten(1, 2))
+        scores = asking @ tokens.transpose(1, 2)
+        averaged = (scores if self.bias is None else scores + self.bias).softmax(-1) @ tokens
+        attended = self.value(averaged).unflatten(1, (len(self.mask), self.num_outputs)) * self.mask
+        projected: Tensor = self.output(attended.sum(1)).flatten(0, 1)
+        return projected

@@ -1,0 +1,218 @@
+"""The command line itself: how fast it helps, what it completes, its exit codes, and JSON alone on standard output."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import pmvit
+from pmvit import methods, prune_merge
+from pmvit.cli import app, completion
+from pmvit.data.demo import demo_model
+from pmvit.hosts import segmenter
+from pmvit.measuring import merge_costs, scores
+from pmvit.planning.plan import Grouping, Method, Scope, Weights
+from pmvit.runtime.bench.variants import VARIANTS
+from pmvit.runtime.export.targets import RUNTIMES
+from pmvit.training import config
+from tests.cli.test_cli import listen_to_interrupts
+from tests.helpers import pmvit_here
+
+import timm  # isort: skip  # after pmvit, which lets torchvision import
+
+HELP = [("--help",), ("run", "--help")]
+SLOW = {"torch", "timm", "numpy", "rich", "pydantic"}
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """What a process of the command line takes of a processor, however busy that is with others."""
+    process = subprocess.Popen([sys.executable, "-m", "pmvit", *arguments], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+def completed(shell: str, words: str) -> list[str]:
+    """What the shell offers for the last of these words."""
+    number = len(words.split(" ")) - 1
+    asked = {"_PMVIT_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+    asked |= {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    command = [sys.executable, "-X", "importtime", "-m", "pmvit"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **asked})
+    assert loaded(result.stderr).isdisjoint({"torch", "timm"})
+    return result.stdout.split()
+
+
+def loaded(said: str) -> set[str]:
+    """The packages that `-X importtime` says were imported."""
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in said.splitlines() if "|" in line}
+
+
+@pytest.mark.parametrize("arguments", HELP)
+def test_help_is_instant(arguments: tuple[str, ...]) -> None:
+    assert any(cpu_seconds(*arguments) < 0.3 for _ in range(5))
+    command = [sys.executable, "-X", "importtime", "-m", "pmvit", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Usage: pmvit" in result.stdout
+    assert loaded(result.stderr).isdisjoint(SLOW)
+
+
+def test_importing_pmvit_needs_no_torch() -> None:
+    code = "import sys, pmvit; dir(pmvit); sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_verbs_models_and_values(shell: str) -> None:
+    said = " ".join(completed(shell, "pmvit compress deit_tiny"))
+    assert "deit_tiny_patch16_224" in said
+    assert "deit_tiny_distilled_patch16_224" in said
+    assert "vit_tiny" not in said
+    if shell == "bash":
+        assert completed(shell, "pmvit compr") == ["compress"]
+        assert completed(shell, "pmvit plan s --grouping ") == ["grid", "row", "segment"]
+        assert completed(shell, "pmvit benchmark m --runtime eager,onn") == ["eager,onnxruntime"]
+
+
+def test_scripts_for_shells_name_the_command(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    for shell in ("bash", "zsh", "fish"):
+        command = [sys.executable, "-m", "pmvit", "--show-completion", shell]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert result.returncode == 0, result.stderr
+        assert "_PMVIT_COMPLETE" in result.stdout
+    command[-2:] = ["--install-completion", "bash"]
+    assert subprocess.run(command, capture_output=True, check=False, env=environment).returncode == 0
+    assert "_PMVIT_COMPLETE" in next(tmp_path.glob(".bash_completions/*")).read_text()
+
+
+def test_what_is_completed_is_what_there_is() -> None:
+    known = {family: timm.list_models(module=family) for family in completion.FAMILIES}
+    assert completion.timm_names() == sorted(name for names in known.values() for name in names)
+    found = {
+        "decoder": get_args(segmenter.DecoderKind),
+        "grouping": get_args(Grouping),
+        "groups": get_args(merge_costs.Groups),
+        "learn": get_args(prune_merge.Learn),
+        "loss": get_args(scores.Loss),
+        "matrices": get_args(config.MatrixSchedule),
+        "method": ("paper", *get_args(Method), *methods.METHODS),
+        "mixed_precision": get_args(config.MixedPrecision),
+        "preset": tuple(config.PRESETS),
+        "reconstruct": get_args(prune_merge.Reconstruct),
+        "scope": get_args(Scope),
+        "scorer": get_args(scores.Scorer),
+        "to": tuple(RUNTIMES),
+        "weight_rule": get_args(Weights),
+    }
+    for name, values in found.items():
+        assert sorted(completion.VALUES[name]) == sorted(values), name
+    assert set(completion.VARIANTS) == set(VARIANTS)
+
+
+def test_saved_models_are_completed_beside_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deit_small").mkdir()
+    (tmp_path / "deit.safetensors").touch()
+    (tmp_path / "deit.txt").touch()
+    offered = completion.complete_model("deit")
+    assert {"deit_small", "deit.safetensors", "deit_tiny_patch16_224"} <= set(offered)
+    assert "deit.txt" not in offered
+    assert completion.complete_model("segmenter:deit_tiny_p") == ["segmenter:deit_tiny_patch16_224"]
+
+
+def test_every_verb_knows_json() -> None:
+    """All but `serve`, which does not end."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        if command.callback.__name__ != "serve":
+            assert "as_json" in inspect.signature(command.callback).parameters, command.callback.__name__
+
+
+def test_json_is_all_there_is_on_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = demo_model()
+    pmvit.save(model, tmp_path / "model")
+    pmvit.score(model, [], scorer="random").save(tmp_path / "scores.json")
+    count = pmvit.flops
+
+    def noisy(network: Any) -> Any:
+        print("a library that talks")
+        return count(network)
+
+    monkeypatch.setattr(pmvit, "flops", noisy)
+    plan = pmvit_here("plan", tmp_path / "scores.json", "--keep", 0.6, "-o", tmp_path / "plan.json", "--json")
+    made = pmvit_here("compress", tmp_path / "model", "--plan", tmp_path / "plan.json", "-o", tmp_path / "x", "--json")
+    tome = pmvit_here("compress", tmp_path / "model", "--method", "tome", "--r", 9, "-o", tmp_path / "y", "--json")
+    info = pmvit_here("info", tmp_path / "x", "--json")
+    documents = [json.loads(result.stdout) for result in (plan, made, tome, info)]
+    assert documents[0]["blocks"] == documents[1]["blocks"] == documents[3]["blocks"]
+    assert documents[1]["compressed"] == documents[3]["compressed"]
+    assert documents[2]["method"]["name"] == "tome"
+    assert "a library that talks" in made.stderr
+    wrong = pmvit_here("info", tmp_path / "nothing", "--json")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+
+
+def verb(body: str, tmp_path: Path) -> "subprocess.Popen[str]":
+    """The command line with one more verb, which does this and would then take a minute."""
+    code = (
+        "import time, pmvit.cli as cli; from pathlib import Path; from pmvit.cli.common import console, print_json\n"
+        "from pmvit.files import write_atomically\n"
+        f"def wait() -> None:\n    {body}\n    time.sleep(60)\n"
+        "cli.app.command()(wait)\ncli.main()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        preexec_fn=listen_to_interrupts,
+    )
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_commands_leave_nothing_half_written(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+    process = verb(
+        "write_atomically(Path('out'), lambda new: (new.write_text('half'), print('on', flush=True), time.sleep(60)))",
+        tmp_path,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(sent)
+    said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said) == (code, "")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("body", ["console.table(['a'], [['1']] * 3)", "print_json([1, 2])"])
+def test_a_closed_pipe_is_silent(tmp_path: Path, body: str) -> None:
+    process = verb(body, tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert (process.wait(timeout=60), said) == (141, "")
+
+
+def test_numbers_that_are_none_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    from pmvit.cli.screen import print_json
+
+    print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x")})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": "x"}
+
+
+def test_wrong_usage_is_told_from_what_does_not_fit() -> None:
+    assert pmvit_here("compress").returncode == 2
+    assert pmvit_here("shrink").returncode == 2
+    assert pmvit_here("benchmark", "x", "--rounds", "1").returncode == 2
+    assert pmvit_here("info", "nothing").returncode == 1

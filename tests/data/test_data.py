@@ -1,0 +1,122 @@
+"""Folders become loaders: labels, broken images, the model's own preparation; the demo's data."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import pmvit
+from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
+from pmvit.data.folder import image_folder
+from pmvit.data.sources import find_images
+from pmvit.hosts import adapter_for
+
+import timm  # isort: skip
+from timm.data import create_transform  # isort: skip
+
+CONFIG = {
+    "input_size": [3, 32, 32],
+    "interpolation": "bicubic",
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "crop_pct": 1.0,
+    "crop_mode": "center",
+}
+
+
+def write_images(folder: Path, *names: str) -> None:
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 36), (number * 20, 100, 50)).save(folder / name)
+
+
+def labels_of(folder: Path, num_classes: int | None = None) -> list[int] | None:
+    return find_images(folder, num_classes)[1]
+
+
+def test_class_folders_are_numbered_in_natural_order(tmp_path: Path) -> None:
+    write_images(tmp_path, "class10/a.png", "class2/a.jpg", "class2/sub/b.PNG", "class1/a.jpeg")
+    files, labels = find_images(tmp_path, 3)
+    assert [path.name for path in files] == ["a.jpeg", "a.jpg", "b.PNG", "a.png"]
+    assert labels == [0, 1, 1, 2]
+
+
+def test_folders_that_are_a_part_of_the_classes(tmp_path: Path) -> None:
+    write_images(tmp_path / "numbers", "007/a.png", "3/a.png")
+    assert labels_of(tmp_path / "numbers", 10) == [3, 7]
+    write_images(tmp_path / "synsets", "n01440764/a.png", "n15075141/a.png")
+    assert labels_of(tmp_path / "synsets", 1000) == [0, 999]
+    write_images(tmp_path / "names", "cat/a.png", "dog/a.png")
+    with pytest.raises(pmvit.PmvitError, match="expected 10 class folders"):
+        find_images(tmp_path / "names", 10)
+
+
+def test_links_are_followed_and_mixtures_refused(tmp_path: Path) -> None:
+    write_images(tmp_path / "store", "a/0.png", "b/0.png")
+    (tmp_path / "linked").mkdir()
+    for name in "ab":
+        (tmp_path / "linked" / name).symlink_to(tmp_path / "store" / name)
+    assert labels_of(tmp_path / "linked", 2) == [0, 1]
+    write_images(tmp_path / "store", "stray.png")
+    with pytest.raises(pmvit.PmvitError, match=r"got both \(stray.png lies outside\)"):
+        find_images(tmp_path / "store", 2)
+
+
+def test_images_alone_have_no_labels(tmp_path: Path) -> None:
+    write_images(tmp_path, "b.png", "a.png")
+    (batch,) = image_folder(tmp_path, CONFIG, workers=0)
+    assert batch.shape == (2, 3, 32, 32)
+
+
+def test_a_broken_image_is_counted_named_and_skipped(tmp_path: Path) -> None:
+    write_images(tmp_path, *(f"{label}/{i}.png" for label in range(2) for i in range(3)))
+    whole = (tmp_path / "0/1.png").read_bytes()
+    (tmp_path / "0/1.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "1/2.png").write_bytes(b"")
+    for workers in (0, 2):
+        loader = image_folder(tmp_path, CONFIG, batch_size=2, workers=workers)
+        labels = torch.cat([labels for _, labels in loader])
+        assert labels.tolist() == [0, 0, 1, 1]
+        assert set(loader.broken.files) == {str(tmp_path / "0/1.png"), str(tmp_path / "1/2.png")}
+        assert "2 broken images skipped" in loader.broken.summary()
+        assert str(tmp_path / "1/2.png") in loader.broken.summary()
+    with pytest.raises(pmvit.PmvitError, match=r"cannot be read: .*1\.png"):
+        list(image_folder(tmp_path, CONFIG, workers=0, strict=True))
+
+
+def test_folders_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(pmvit.PmvitError, match="expected a folder of images"):
+        find_images(tmp_path / "none")
+    with pytest.raises(pmvit.PmvitError, match="found none with the endings"):
+        find_images(tmp_path)
+
+
+def test_shuffling_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    write_images(tmp_path, *(f"{label}/0.png" for label in range(9)))
+    orders = [
+        torch.cat([y for _, y in image_folder(tmp_path, CONFIG, workers=0, shuffle=True, seed=seed)]).tolist()
+        for seed in (0, 0, 1)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == list(range(9))
+
+
+@pytest.mark.data
+def test_images_are_prepared_as_timm_prepares_them(deit_tiny: nn.Module, data: Path) -> None:
+    config = adapter_for(deit_tiny).data_config(deit_tiny)
+    folder = data / "imagenet" / "val" / "000"
+    batch = next(iter(image_folder(folder, config, workers=0)))
+    transform = create_transform(**timm.data.resolve_model_data_config(deit_tiny), is_training=False)
+    expected = transform(Image.open(folder / "0.jpg").convert("RGB"))
+    assert torch.equal(batch[0], expected)
+
+
+def test_the_demo_ships_a_trained_model_and_its_images() -> None:
+    images, labels = demo_images("test", 300)
+    assert images.shape == (300, 28, 28)
+    assert set(labels.tolist()) == set(range(len(CLASSES)))
+    result = pmvit.evaluate(demo_model(), demo_loader("test", count=300), progress=False)
+    assert result.images == 300
+    assert result.top1 > 0.8

@@ -1,0 +1,72 @@
+"""Accuracy, agreement and divergence, by hand and on real images."""
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pmvit
+from pmvit.data.folder import image_folder
+from pmvit.evaluation.classification import measure
+from pmvit.hosts import adapter_for
+
+
+def test_measures_by_hand() -> None:
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    reference = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    result = measure(logits, torch.tensor([0, 0]), reference)
+    assert result["top1"].tolist() == [1, 0]
+    assert result["top5"].tolist() == [1, 1]
+    assert result["agreement"].tolist() == [1, 0]
+    assert result["reference_top1"].tolist() == [1, 1]
+    assert result["cross_entropy"][0].item() == pytest.approx(math.log(1 + math.exp(-2)))
+    p, q = torch.softmax(reference[1], 0), torch.softmax(logits[1], 0)
+    assert result["kl"][1].item() == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-5)
+
+
+def test_batches_of_different_size_weigh_by_image(small_model: nn.Module) -> None:
+    images, labels = torch.randn(10, 3, 96, 96), torch.randint(0, 7, (10,))
+    whole = pmvit.evaluate(small_model, [(images, labels)], reference=small_model, progress=False)
+    parts = pmvit.evaluate(small_model, list(zip(images.split(3), labels.split(3), strict=True)), progress=False)
+    assert parts.top1 == pytest.approx(whole.top1)
+    assert parts.cross_entropy == pytest.approx(whole.cross_entropy, rel=1e-5)
+    assert whole.agreement == 1
+    assert whole.kl == pytest.approx(0, abs=1e-6)
+    assert whole.top1_error == pytest.approx(math.sqrt(whole.top1 * (1 - whole.top1) / 10))
+
+
+def test_images_without_labels_are_compared_with_the_reference(small_model: nn.Module) -> None:
+    result = pmvit.evaluate(small_model, [torch.randn(4, 3, 96, 96)], reference=small_model, progress=False)
+    assert (result.top1, result.top5, result.cross_entropy, result.reference_top1) == (None,) * 4
+    assert result.agreement == 1
+
+
+def test_modes_are_restored_and_bad_input_is_named(small_model: nn.Module) -> None:
+    small_model.train()
+    pmvit.evaluate(small_model, [torch.randn(1, 3, 96, 96)], reference=small_model, progress=False)
+    assert small_model.training
+    with pytest.raises(pmvit.PmvitError, match="at least one image"):
+        pmvit.evaluate(small_model, [], progress=False)
+    with pytest.raises(pmvit.PmvitError, match="expected labels below 7"):
+        pmvit.evaluate(small_model, [(torch.randn(1, 3, 96, 96), torch.tensor([7]))], progress=False)
+
+
+@pytest.mark.data
+def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: pmvit.Scores, data: Path) -> None:
+    """DeiT-Tiny knows its images, and a plan from scores keeps more of that than the same budget at random."""
+    config = adapter_for(deit_tiny).data_config(deit_tiny)
+    loader = image_folder(data / "imagenet/val", config, num_classes=1000, batch_size=50, workers=0, shuffle=True)
+    batches: list[tuple[Tensor, Tensor]] = [batch for batch, _ in zip(loader, range(2), strict=False)]
+    original = pmvit.evaluate(copy.deepcopy(deit_tiny), batches, progress=False)
+    assert 0.60 < original.top1 < 0.80
+    assert original.top5 > 0.85
+    by_score = pmvit.compress(deit_tiny, pmvit.plan(deit_scores, keep=0.7))
+    at_random = pmvit.compress(deit_tiny, pmvit.plan(pmvit.score(deit_tiny, [], scorer="random"), keep=0.7))
+    scored = pmvit.evaluate(by_score, batches, reference=deit_tiny, progress=False)
+    random = pmvit.evaluate(at_random, batches, reference=deit_tiny, progress=False)
+    assert scored.agreement > random.agreement
+    assert scored.kl < random.kl
+    assert scored.top1 > original.top1 - 0.12

@@ -1,0 +1,428 @@
+"""Decoders that read the grid: feature maps of timm, DPT of segmentation_models_pytorch, EoMT of transformers."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pmvit
+from pmvit.hosts import adapter_for
+from pmvit.hosts.outputs import logits_of, parts_of, pixel_scores, predict
+from pmvit.loading import create_model, open_loader
+from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.bench.variants import in_place_plan, variant
+from pmvit.runtime.optimize import optimize_for_inference
+from pmvit.runtime.stages import Stage
+from scripts.sweep import difference, randomise, try_model
+from scripts.sweep_dense import create_dpt, create_features
+from scripts.sweep_models import candidates, reduced_hf
+from tests.helpers import small_plan, small_vit
+from tests.layouts import explicit_scores
+from tests.segmenters import small_segmenter
+
+smp = pytest.importorskip("segmentation_models_pytorch")
+transformers = pytest.importorskip("transformers")
+
+VIT = "vit_tiny_patch16_224"
+NARROW: dict[str, Any] = {"img_size": (64, 96)}  # 4 x 6 patches
+EOMT = {"num_labels": 3, "num_hidden_layers": 4, "num_blocks": 2, "num_queries": 5}
+KINDS = {  # the others are the same to an adapter; `python -m scripts.sweep` tries all
+    "hf eomt": ("EomtForUniversalSegmentation", "EomtDinov3ForUniversalSegmentation"),
+    "timm features": ("vit_relpos_small_patch16_224", "beit_base_patch16_224", "vit_small_patch16_dinov3"),
+    "smp dpt": ("vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"),
+}
+TRIED = [candidate for candidate in candidates() if candidate.name in KINDS.get(candidate.family, ())]
+
+
+def dpt(**arguments: Any) -> Any:
+    torch.manual_seed(0)
+    model = create_dpt("test_vit", **{"classes": 3, **NARROW, **arguments})  # six blocks
+    randomise(model)
+    return model
+
+
+def features(**arguments: Any) -> Any:
+    torch.manual_seed(0)
+    model = create_features(VIT, **{**NARROW, **arguments})
+    randomise(model)
+    return model
+
+
+def eomt(masks: bool = True, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    made: Any = reduced_hf("EomtForUniversalSegmentation", "EomtConfig", {**EOMT, **changes})
+    randomise(made)
+    made.attn_mask_probs.fill_(float(masks))
+    return made
+
+
+MAKERS = {"features": features, "dpt": dpt, "eomt": eomt}
+
+
+def images_for(model: nn.Module, count: int = 2) -> Tensor:
+    size = adapter_for(model).input_size(model)
+    return torch.randn(count, *size, generator=torch.Generator().manual_seed(1))
+
+
+def masks_for(model: nn.Module, classes: int = 3) -> Tensor:
+    height, width = adapter_for(model).input_size(model)[1:]
+    return torch.randint(0, classes, (2, height, width), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("candidate", TRIED, ids=lambda candidate: f"{candidate.family} {candidate.name}")
+def test_what_the_sweep_checks(candidate: Any) -> None:
+    assert try_model(candidate).reason == ""
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_intermediates_of_a_compressed_model(norm: bool) -> None:
+    """timm reads tokens between the blocks of a compressed model as between those of the original."""
+    model: Any = small_vit(img_size=(64, 96), reg_tokens=2)
+    images = images_for(model)
+    same, small = (pmvit.compress(model, plan) for plan in (in_place_plan((4, 6), 3), small_plan(model)))
+    reads = [
+        lambda m: [part for pair in m.get_intermediate_layers(images, 2, True, True, norm) for part in pair],
+        lambda m: m.forward_intermediates(images, [0, 2], norm=norm, intermediates_only=True),
+        lambda m: m.forward_intermediates(images, 2, norm=norm, output_fmt="NLC", stop_early=True)[1],
+    ]
+    shapes = [[(2, 48, 4, 6), (2, 3, 48)] * 2, [(2, 48, 4, 6)] * 2, [(2, 24, 48)] * 2]
+    with torch.inference_mode():
+        for read, expected_shapes in zip(reads, shapes, strict=True):
+            expected = read(model)
+            assert [tuple(part.shape) for part in expected] == expected_shapes
+            assert all(difference(a, b) < 1e-5 for a, b in zip(read(same), expected, strict=True))
+            assert [tuple(part.shape) for part in read(small)] == expected_shapes
+            assert all(difference(a, b) > 1e-3 for a, b in zip(read(small), expected, strict=True))
+
+
+def test_feature_maps() -> None:
+    model = features()
+    images = images_for(model)
+    small = pmvit.compress(model, small_plan(model))
+    with torch.inference_mode():
+        expected = model(images)
+        assert [tuple(part.shape) for part in small(images)] == [(2, 48, 4, 6)] * 2
+        assert type(small) is type(model)
+        same = pmvit.compress(model, in_place_plan((4, 6), 4))(images)
+        assert all(difference(a, b) < 1e-5 for a, b in zip(same, expected, strict=True))
+        assert all(difference(a, b) > 1e-2 for a, b in zip(small(images), expected, strict=True))
+    assert adapter_for(model).runs(model) == [
+        ["model.blocks.0", "model.blocks.1"],
+        ["model.blocks.2", "model.blocks.3"],
+    ]
+    result = pmvit.evaluate(small, [images], reference=model, progress=False)
+    assert result.cosine is not None
+    assert 0 < result.cosine < 1
+    with pytest.raises(pmvit.PmvitError, match='use loss="embedding"'):
+        pmvit.score(model, [(images, torch.tensor([0, 1]))], progress=False)
+
+
+@pytest.mark.data
+def test_feature_maps_of_real_images(data: Path, vit_tiny: nn.Module, real_images: Tensor) -> None:
+    """The tokens of the classifier, in place; and Eq. 9 says which of them the maps can spare."""
+    weights = data / "weights" / f"{VIT}.safetensors"
+    model = create_model(VIT, weights, features_only=True, out_indices=(2, 5, 8, 11))
+    images = real_images[:4]
+    plans = [
+        in_place_plan((14, 14), 12),
+        pmvit.plan(pmvit.score(model, [images], loss="embedding", progress=False), keep=0.7),
+        small_plan(model, keep=0.7),
+    ]
+    classifier: Any = vit_tiny
+    with torch.inference_mode():
+        expected = classifier.forward_intermediates(images, [2, 5, 8, 11], intermediates_only=True)
+        assert all(difference(a, b) < 1e-5 for a, b in zip(model(images), expected, strict=True))
+        similar = torch.tensor(
+            [
+                [_cosine(a, b) for a, b in zip(made(images), expected, strict=True)]
+                for made in (pmvit.compress(model, plan) for plan in plans)
+            ]
+        )
+    assert [part.shape for part in expected] == [(4, 192, 14, 14)] * 4
+    assert similar[0].min() > 1 - 1e-5
+    assert (similar[1] > similar[2] + 0.2)[2:].all()
+    assert plans[1].layers.keys() == set(range(2, 12))
+
+
+def _cosine(first: Tensor, second: Tensor) -> float:
+    return float(F.cosine_similarity(first.flatten(1), second.flatten(1)).mean())
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("target", ["eager", "graph", "onnx"])
+def test_passes_are_exact(kind: str, target: str) -> None:
+    """What the decoder reads between the blocks is all there, whatever travels inside a run.
+
+    EoMT's logarithms of small shares tell how a CPU rounds: where float32 shows a change, float64 must show none.
+    """
+    model = MAKERS[kind]()
+    images = images_for(model)
+    small = pmvit.compress(model, small_plan(model, skip=(0,)))
+    for made in (model, small):
+        ready = optimize_for_inference(made, target=target)
+        with torch.inference_mode():
+            error = difference(predict(ready, images), predict(made, images))
+            if kind == "eomt" and 1e-5 <= error < 1e-4:
+                precise = copy.deepcopy(made).double()
+                exact = optimize_for_inference(precise, target=target)
+                error = difference(predict(exact, images.double()), predict(precise, images.double()))
+            assert error < 1e-5
+    assert any(isinstance(module, Stage) for module in ready.modules())
+    assert not any(isinstance(module, PruneMerge) for module in ready.modules()) or kind == "eomt"
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_saved_models_come_back(kind: str, tmp_path: Path) -> None:
+    model = MAKERS[kind]()
+    images = images_for(model)
+    small = pmvit.compress(model, small_plan(model))
+    pmvit.save(small, tmp_path / "saved")
+    loaded = pmvit.load(tmp_path / "saved")
+    pmvit.save(loaded, tmp_path / "again.safetensors")
+    assert type(loaded) is type(model)
+    assert adapter_for(loaded).data_config(loaded) == adapter_for(model).data_config(model)
+    with torch.inference_mode():
+        for got in (loaded, pmvit.load(tmp_path / "again.safetensors")):
+            assert torch.equal(predict(got, images), predict(small, images))
+        assert torch.equal(predict(pmvit.decompress(loaded), images), predict(model, images))
+
+
+@pytest.mark.parametrize("kind", ["features", "dpt"])
+def test_exported_files_give_the_same(kind: str, tmp_path: Path) -> None:
+    """`export` compares the numbers; here, that maps stay apart and have their shapes."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = features(depth=2, out_indices=(0, 1)) if kind == "features" else dpt()
+    small = pmvit.compress(model, small_plan(model))
+    images = images_for(model, 3)
+    assert pmvit.export(small, tmp_path / "small.onnx").max_error < 1e-4
+    outputs = onnxruntime.InferenceSession(tmp_path / "small.onnx").run(None, {"images": images.numpy()})
+    with torch.inference_mode():
+        parts = parts_of(adapter_for(small).call(small, images))
+    expected = [parts] if isinstance(parts, Tensor) else list(parts)
+    assert len(outputs) == (2 if kind == "features" else 1)
+    for got, wanted in zip(map(torch.from_numpy, outputs), expected, strict=True):
+        assert got.shape == wanted.shape
+        assert difference(got, wanted) < 1e-4
+
+
+def test_eomt_becomes_a_graph(tmp_path: Path) -> None:
+    """Which of its blocks mask attention is a tensor, which no graph can ask."""
+    model = eomt()
+    small = pmvit.compress(model, small_plan(model))
+    assert pmvit.export(small, tmp_path / "small.pt2").max_error < 1e-4
+    assert isinstance(small.attn_mask_probs, Tensor)  # only the copy that was written has numbers
+
+
+@pytest.mark.parametrize("kind", [*MAKERS, "segmenter"])
+def test_what_is_benchmarked_reads_the_grid(kind: str) -> None:
+    """Also where tokens are sliced away: the decoder gets as many as it expects."""
+    model = small_segmenter() if kind == "segmenter" else MAKERS[kind]()
+    images = images_for(model)
+    small = pmvit.compress(model, small_plan(model))
+    with torch.inference_mode():
+        expected = predict(model, images)
+        for name in ("original-optimized", "bound", "direct"):
+            got = predict(variant(name, small, "eager"), images)
+            assert got.shape == expected.shape
+            assert (difference(got, expected) < 1e-5) == (name == "original-optimized")
+
+
+def test_blocks_that_nothing_reads_are_left_out() -> None:
+    model = dpt(encoder_depth=2, encoder_output_indices=[1, -2], decoder_intermediate_channels=(8, 8))
+    adapter = adapter_for(model)
+    assert [len(names) for names in adapter.runs(model)] == [2, 3]
+    assert len(pmvit.score(model, [(images_for(model), masks_for(model))], progress=False).values) == 5
+
+
+def test_scores_of_masks() -> None:
+    """One logit a pixel is scored by binary cross-entropy: as two, the first of which is always 0."""
+    model = dpt(classes=1)
+    images, masks = images_for(model), masks_for(model, 2)
+    assert adapter_for(model).pixel_classes(model) == 2
+    both = dpt(classes=2)
+    both.load_state_dict({**both.state_dict(), **{k: v for k, v in model.state_dict().items() if ".head.4" not in k}})
+    with torch.no_grad():
+        for wide, narrow in zip(
+            both.segmentation_head.head[-1].parameters(), model.segmentation_head.head[-1].parameters(), strict=True
+        ):
+            wide[0], wide[1] = 0.0, narrow[0]
+    logits = model(images)[:, 0]
+    assert torch.equal(logits_of(logits[:, None])[..., 1], logits)
+    loss = F.binary_cross_entropy_with_logits(logits, masks.float(), reduction="sum")
+    flat = logits_of(logits[:, None]).flatten(0, -2)
+    assert torch.allclose(F.cross_entropy(flat, masks.flatten(), reduction="sum"), loss)
+    masks[:, :10] = 255
+    one, two = (pmvit.score(m, [(images, masks)], progress=False).values for m in (model, both))
+    assert one.min() > 0
+    assert torch.allclose(one, two, rtol=1e-3)
+    with pytest.raises(pmvit.PmvitError, match="expected labels below 2"):
+        pmvit.score(model, [(images, masks_for(model, 3))], progress=False)
+
+
+def test_segmentation_is_evaluated() -> None:
+    model = dpt(classes=1)
+    images = images_for(model)
+    with torch.inference_mode():
+        masks = (model(images)[:, 0] > 0).long()
+    small = pmvit.compress(model, small_plan(model))
+    result = pmvit.evaluate_segmentation(small, [(images, masks)], reference=model, progress=False)
+    assert result.reference_miou == 1
+    assert result.miou is not None
+    assert result.miou < 1
+    assert result.pixel_accuracy == result.agreement
+    assert result.gflops < (result.reference_gflops or 0)
+
+
+def test_other_heads_of_dpt(tmp_path: Path) -> None:
+    """A second output is left out; a head without logits is one of features; what cannot be made again is said."""
+    aux = dpt(aux_params={"classes": 4, "dropout": 0.0})
+    images = images_for(aux)
+    small = pmvit.compress(aux, small_plan(aux))
+    with torch.inference_mode():
+        masks, labels = small(images)
+        assert labels.shape == (2, 4)
+        assert torch.equal(predict(small, images), masks.movedim(1, -1))
+    pmvit.save(small, tmp_path / "aux")
+    with torch.inference_mode():
+        assert torch.equal(pmvit.load(tmp_path / "aux")(images)[1], labels)
+    closed = dpt(activation="softmax2d")
+    assert adapter_for(closed).pixel_classes(closed) is None
+    with pytest.raises(pmvit.PmvitError, match='use loss="embedding"'):
+        pmvit.score(closed, [(images, masks_for(closed))], progress=False)
+    aux.classification_head[-2] = nn.Linear(48, 5)
+    with pytest.raises(pmvit.PmvitError, match=r"does not make this model again \(first difference: classif"):
+        pmvit.save(aux, tmp_path / "other")
+
+
+def test_a_folder_of_segmentation_models_pytorch(tmp_path: Path) -> None:
+    model = dpt()
+    model.save_pretrained(tmp_path / "dpt")
+    loaded = create_model(str(tmp_path / "dpt"))
+    images = images_for(model)
+    with torch.inference_mode():
+        assert torch.equal(predict(loaded, images), predict(model, images))
+    config = json.loads((tmp_path / "dpt/config.json").read_text())
+    for changes, reason in (
+        ({"_model_class": "Unet"}, "expected a DPT of segmentation_models_pytorch, got Unet"),
+        ({"encoder_name": "tu-hf-hub:somebody/vit"}, "expected tu- and one of timm's architectures"),
+        ({"decoder_readout": "sum"}, "segmentation_models_pytorch cannot make a DPT"),
+    ):
+        (tmp_path / "dpt/config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(pmvit.PmvitError, match=reason):
+            create_model(str(tmp_path / "dpt"))
+
+
+def test_dpt_on_another_encoder_is_not_known() -> None:
+    with torch.device("meta"):
+        model = smp.DPT("tu-swin_tiny_patch4_window7_224", encoder_weights=None, decoder_readout="ignore")
+    with pytest.raises(pmvit.PmvitError, match=r"no adapter knows a segmentation_models_pytorch.*DPT"):
+        pmvit.score(model, [])
+
+
+def test_the_package_is_needed_only_to_make_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dpt()
+    pmvit.save(model, tmp_path / "saved")
+    monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", None)
+    with pytest.raises(pmvit.PmvitError, match=r"pip install 'pmvit\[smp\]'"):
+        pmvit.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_eomt_keeps_its_decoder(masks: bool) -> None:
+    """Blocks that hold queries are left alone, and get what the original would give them if nothing is merged."""
+    model = eomt(masks)
+    images = images_for(model)
+    adapter = adapter_for(model)
+    assert adapter.block_names(model) == ["layers.0", "layers.1"]
+    assert adapter.pixel_classes(model) == 3
+    same, small = (pmvit.compress(model, plan) for plan in (in_place_plan((6, 6), 2), small_plan(model)))
+    assert [isinstance(layer, PruneMerge) for layer in small.layers] == [True, True, False, False]
+    with torch.inference_mode():
+        expected, got, other = (m(images, output_hidden_states=True) for m in (model, same, small))
+    for name in ("class_queries_logits", "masks_queries_logits", "last_hidden_state"):
+        assert difference(got[name], expected[name]) < 1e-5
+        assert other[name].shape == expected[name].shape
+        assert difference(other[name], expected[name]) > 1e-3
+    shapes = [tuple(state.shape) for state in expected.hidden_states]
+    assert shapes == [(2, 41, 96)] * 3 + [(2, 46, 96)] * 2  # 36 patches, 5 prefix tokens, then 5 queries
+    assert [tuple(state.shape) for state in other.hidden_states] == shapes
+
+
+def test_queries_become_classes_of_pixels() -> None:
+    """What stands for its queries are the classes of pixels, as MaskFormer finds them."""
+    model = eomt()
+    images = images_for(model)
+    with torch.inference_mode():
+        output = model(images)
+        logits = predict(model, images)
+    shares = output.class_queries_logits.softmax(-1)[..., :-1]
+    said = torch.einsum("bqc,bqhw->bhwc", shares, output.masks_queries_logits.sigmoid())
+    assert torch.allclose(logits.exp(), said, rtol=1e-3, atol=2e-4)
+    is_said = said.amax(-1) > 1e-6  # elsewhere no query has anything to say
+    assert is_said.float().mean() > 0.8
+    assert torch.equal(logits.argmax(-1)[is_said], said.argmax(-1)[is_said])
+    alone = pixel_scores(output.class_queries_logits[..., 1:3], output.masks_queries_logits)
+    of_one = output.class_queries_logits[..., 1:3].softmax(-1)[..., 0]
+    told = (of_one[..., None, None] * output.masks_queries_logits.sigmoid()).sum(1) > 0.5
+    assert torch.equal(alone[:, 0] > 0, told)
+
+
+@pytest.mark.parametrize(
+    ("masks_attention", "dtype", "error"), [(True, torch.float32, 1e-3), (False, torch.float64, 1e-5)]
+)
+def test_scores_of_eomt_are_those_of_explicit_attention(
+    masks_attention: bool, dtype: torch.dtype, error: float
+) -> None:
+    """Eq. 9 by hand, on the maps that transformers returns with `eager` attention.
+
+    Its masks are float32, and with those PyTorch's fused attention on CPUs is wrong in float64.
+    """
+    model = eomt(masks_attention)
+    model.set_attn_implementation("eager")
+    model.to(dtype)
+    images, masks = images_for(model).to(dtype), masks_for(model)
+    scores = pmvit.score(model, [(images, masks)], progress=False).values
+    output = model(images, output_attentions=True)
+    logits = logits_of(output)
+    labels = masks[:, 2::4, 2::4]  # of a pixel in the middle of those that share a logit
+    loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+    expected = explicit_scores(loss, list(output.attentions)[:2], 5, 36)
+    assert scores.shape == (2, 36)
+    assert (scores - expected).abs().max() < error * expected.max()
+
+
+def test_eomt_needs_blocks_before_its_queries() -> None:
+    model = eomt(num_hidden_layers=2)
+    with pytest.raises(pmvit.PmvitError, match="all 2 of this EomtForUniversalSegmentation are its decoder"):
+        pmvit.score(model, [images_for(model)], progress=False)
+
+
+def test_semantic_segmentation_of_transformers_is_evaluated() -> None:
+    neck = {"fusion_hidden_size": 24, "neck_hidden_sizes": [24] * 4, "backbone_out_indices": [0, 1, 2, 3]}
+    model: Any = reduced_hf(
+        "DPTForSemanticSegmentation", "DPTConfig", {"num_labels": 3, "num_hidden_layers": 4, **neck}
+    )
+    randomise(model)
+    images, masks = images_for(model), masks_for(model)
+    result = pmvit.evaluate_segmentation(model, [(images, masks)], reference=model, progress=False)
+    assert result.agreement == 1
+    assert result.miou is not None
+
+
+def test_images_with_masks_are_opened(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(2):
+        for folder, mode in (("images", "RGB"), ("masks", "L")):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            Image.new(mode, (120, 90), number).save(tmp_path / folder / f"{number}.png")
+    model = dpt()
+    images, labels = next(iter(open_loader(model, tmp_path, batch_size=2, workers=0, first_label=0)))
+    assert images.shape == (2, 3, 64, 96)
+    assert sorted(labels.flatten(1)[:, 0].tolist()) == [0, 1]

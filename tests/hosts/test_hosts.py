@@ -1,0 +1,198 @@
+"""Adapters: every timm architecture, what they need of a host, and models nobody knows."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pmvit
+from pmvit.hosts import Adapter, TokenLayout, adapter_for, register
+from pmvit.hosts import adapter as adapters
+from pmvit.runtime.bench.variants import in_place_plan
+from scripts.sweep import randomise, try_model
+from scripts.sweep_models import Candidate, timm_models
+from tests.helpers import small_vit
+
+from timm.models import vision_transformer  # isort: skip
+
+
+def structure(model: nn.Module) -> tuple[Any, ...]:
+    """All that tells two models of random weights apart: kinds of modules, their settings, shapes."""
+    settings = (bool, int, float, str, tuple)
+    modules = [
+        (name, type(module), *sorted((key, repr(v)) for key, v in vars(module).items() if isinstance(v, settings)))
+        for name, module in model.named_modules()
+    ]
+    return (*modules, *((name, *value.shape) for name, value in model.state_dict().items()))
+
+
+def test_every_fourth_architecture_of_the_families(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m scripts.sweep` tries all; here every fourth, and of those that are the same at reduced size, one."""
+    different: dict[tuple[Any, ...], Candidate] = {}
+    everything = timm_models()
+    assert len(everything) > 250
+    candidates = everything[::4]
+    for candidate in candidates:
+        model = candidate.make()
+        different.setdefault(structure(model), candidate._replace(make=partial(identity, model)))
+    outcomes = [try_model(candidate) for candidate in different.values()]
+    failures = {outcome.architecture: outcome.reason for outcome in outcomes if outcome.reason}
+    with capsys.disabled():
+        print(f"\n{len(candidates)} timm architectures, {len(different)} different, {len(failures)} fail")
+    assert not failures
+    assert len(different) > 30
+
+
+def identity(model: nn.Module) -> nn.Module:
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "num_prefix"),
+    [
+        ("vit_tiny_patch16_224", {}, 1),
+        ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}, 0),
+        ("vit_tiny_patch16_224", {"reg_tokens": 4}, 5),
+        ("deit_tiny_distilled_patch16_224", {}, 2),
+    ],
+)
+def test_prefix_tokens_are_found(name: str, arguments: dict[str, object], num_prefix: int) -> None:
+    model = small_vit(name, **arguments)
+    assert adapter_for(model).layout(model) == TokenLayout((6, 6), num_prefix)
+
+
+def test_a_bias_that_is_not_narrowed_would_show() -> None:
+    """The reordering check of the sweep can fail: without narrowing, BEiT's position bias breaks it."""
+    model = small_vit("beit_base_patch16_224")
+    randomise(model)
+    images = torch.randn(1, 3, 96, 96)
+    moved = pmvit.compress(model, in_place_plan((6, 6), 3))
+    with torch.inference_mode():
+        assert torch.allclose(moved(images), model(images), atol=1e-5)
+        for wrapper, block in zip(moved.blocks, model.blocks, strict=True):
+            wrapper.block.attn.relative_position_index = block.attn.relative_position_index
+        assert not torch.allclose(moved(images), model(images), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"block_fn": vision_transformer.ResPostBlock},
+        {"block_fn": vision_transformer.ParallelScalingBlock},
+        {"block_fn": vision_transformer.DiffParallelScalingBlock, "num_heads": 2},
+        {"block_fn": vision_transformer.ParallelThingsBlock},
+        {"attn_layer": "diff", "num_heads": 2},
+        {"qk_norm": True, "scale_attn_norm": True, "scale_mlp_norm": True},
+        {"init_values": 1e-1, "pre_norm": True, "reg_tokens": 2, "no_embed_class": True},
+    ],
+)
+def test_every_kind_of_block(arguments: dict[str, object]) -> None:
+    model = small_vit(**{"embed_dim": 64, "num_heads": 4, **arguments})
+    randomise(model)
+    images, labels = torch.randn(2, 3, 96, 96), torch.tensor([1, 2])
+    scores = pmvit.score(model, [(images, labels)], progress=False)
+    moved = pmvit.compress(model, in_place_plan((6, 6), 3))
+    with torch.inference_mode():
+        assert torch.allclose(moved(images), model(images), rtol=1e-4, atol=1e-4)
+        for attention_bias in (True, False):
+            plan = pmvit.plan(scores, keep=0.6, attention_bias=attention_bias)
+            assert pmvit.compress(model, plan)(images).isfinite().all()
+
+
+def test_masks_are_reduced_to_the_centres() -> None:
+    model = small_vit()
+    moved = pmvit.compress(model, in_place_plan((6, 6), 3))
+    images = torch.randn(2, 3, 96, 96)
+    mask = torch.rand(37, 37) > 0.3
+    mask.fill_diagonal_(True)
+    with torch.inference_mode():
+        for given in (mask, torch.randn(37, 37)):
+            assert torch.allclose(moved(images, attn_mask=given), model(images, attn_mask=given), atol=1e-5)
+        plan = pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, attention_bias=True)
+        assert pmvit.compress(model, plan)(images, attn_mask=mask).isfinite().all()
+
+
+def test_the_attention_bias_counts_members() -> None:
+    """Merging identical tokens with the bias changes nothing: attention sees each of them."""
+    model = small_vit(pos_embed="none")
+    image = torch.randn(1, 3, 16, 16).tile(1, 1, 6, 6)  # all patches alike
+    groups = torch.arange(36) // 3
+    layer = pmvit.LayerPlan(tuple(groups.tolist()), tuple(range(0, 36, 3)), (1 / 3,) * 36)
+    with torch.inference_mode():
+        expected = model(image)
+        for attention_bias, exact in ((True, True), (False, False)):
+            plan = pmvit.Plan((6, 6), 3, dict.fromkeys(range(3), layer), attention_bias=attention_bias)
+            assert torch.allclose(pmvit.compress(model, plan)(image), expected, atol=1e-5) == exact
+
+
+def test_an_unknown_model_gets_the_list_and_the_lines() -> None:
+    with pytest.raises(pmvit.PmvitError) as error:
+        pmvit.score(nn.Linear(2, 2), [])
+    message = str(error.value)
+    assert "torch.nn.modules.linear.Linear" in message
+    assert "timm plain ViT" in message
+    assert "@register" in message
+
+
+class Foreign(nn.Module):
+    """A transformer of nobody's library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 32, 8, 8)
+        self.layers = nn.ModuleList(AttentionBlock() for _ in range(2))
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        tokens = self.embed(images).flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            tokens = layer(tokens)
+        return self.head(tokens.mean(1))
+
+
+class AttentionBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(tokens)[:, None].chunk(3, -1)
+        return tokens + torch.nn.functional.scaled_dot_product_attention(q, k, v)[:, 0]
+
+
+def test_the_example_of_the_error_message_works() -> None:
+    before = list(adapters._adapters)
+    example = adapters.EXAMPLE.replace("my_library.MyViT", "Foreign").replace("(14, 14)", "(4, 4)")
+    example = example.replace("num_prefix=1", "num_prefix=0").replace("encoder.layers", "layers")
+    example = example.replace("model.encoder", "model").replace("(3, 224, 224)", "(3, 32, 32)")
+    lines = "\n".join(line[4:] for line in example.splitlines())
+    try:
+        exec(lines, {"Foreign": Foreign})  # noqa: S102  # the very text that users are shown
+        torch.manual_seed(0)
+        model = Foreign().eval()
+        images, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3])
+        scores = pmvit.score(model, [(images, labels)], progress=False)
+        small = pmvit.compress(model, pmvit.plan(scores, keep=0.5, attention_bias=False))
+        assert small(images).shape == (4, 5)
+        assert pmvit.flops(small).macs < pmvit.flops(model).macs
+        with pytest.raises(pmvit.PmvitError, match="has no `describe`: add that method"):
+            pmvit.save(small, "nowhere")
+        with pytest.raises(pmvit.PmvitError, match="make the plan with attention_bias=False"):
+            pmvit.compress(model, pmvit.plan(scores, keep=0.5, attention_bias=True))
+    finally:
+        adapters._adapters[:] = before
+
+
+def test_registering_is_a_decorator() -> None:
+    before = list(adapters._adapters)
+    try:
+
+        @register
+        class Mine(Adapter):
+            family = "mine"
+
+        assert Mine.family in adapters.supported_families()
+    finally:
+        adapters._adapters[:] = before

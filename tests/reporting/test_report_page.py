@@ -1,0 +1,139 @@
+"""What a report says, and where it has it from."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import pmvit
+from pmvit import methods
+from pmvit.cli import app
+from pmvit.commands import read_commands, remember_command
+from pmvit.data.demo import demo_model
+from pmvit.errors import PmvitError
+from pmvit.reporting import measured
+from pmvit.reporting.charts import Axis
+from tests.helpers import small_plan
+from tests.pages import save_demo
+from tests.swins import small_swin
+
+
+def section(page: str, name: str) -> str:
+    found = re.search(rf'<section id="{name}".*?</section>', page, flags=re.DOTALL)
+    assert found is not None
+    return found.group()
+
+
+def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_demo(tmp_path / "out")
+    lines = [{"step": step, "loss": 1 / step, "ce": 0.5 / step, "lr": 1e-4} for step in range(1, 30)]
+    lines.append({"kind": "epoch", "step": 29, "epoch": 1, "top1": 0.8})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = [
+        {"name": name, "method": name, "gflops": cost, "evaluation": {"top1": top1}, "speeds": []}
+        for name, cost, top1 in (("original", 0.28, 0.9), ("prune-merge", 0.17, 0.88), ("<b>tome", 0.17, 0.85))
+    ]
+    (folder / "comparison.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(measured, "ROUNDS", 2)
+    output = pmvit.report(folder, folder / "report.html", data="demo", limit=40, progress=False)
+    page = output.read_text(encoding="utf-8")
+    assert len(page) < 1_000_000
+    assert not re.search(r"https?:", page)
+    assert re.search(r"script-src 'sha256-[^']+'", page)
+    stored = json.loads((folder / "report.json").read_text())
+    top1 = next(one for one in stored["evaluation"]["measures"] if one["name"] == "top1")
+    assert f"{100 * top1['compressed'][0]:.1f} %" in section(page, "summary")
+    assert f"{100 * top1['compressed'][1]:.1f} – {100 * top1['compressed'][2]:.1f}" in section(page, "accuracy")
+    ratio = stored["speed"]["rows"][-1]["speedup"]
+    assert f"{ratio[1]:.2f} – {ratio[2]:.2f}" in section(page, "speed")
+    plan = pmvit.Plan.load(folder / "plan.json")
+    for index, layer in plan.layers.items():
+        cells = "".join(f"<td>{count}</td>" for count in (layer.num_kept, layer.num_merged, layer.num_pruned))
+        assert f'<th scope="row">{index}</th>' in section(page, "budget")
+        assert cells in section(page, "budget")
+    assert section(page, "learning").count("<svg") == 3
+    assert section(page, "methods").count("<circle") == 3
+    assert "&lt;b&gt;tome" in section(page, "methods")
+    assert "<b>tome" not in page
+    assert "made from Python" in section(page, "reproduce")
+
+    def measure_again(*_: object, **__: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(measured, "evaluate_pair", measure_again)
+    same = pmvit.report(folder, folder / "report.html", data="demo", limit=40, progress=False)
+    assert same.read_text(encoding="utf-8") == page
+    with pytest.raises(AssertionError, match="measured again"):
+        pmvit.report(folder, folder / "report.html", data="demo", limit=20, progress=False)
+
+
+def test_what_was_not_measured_says_which_command_measures_it(tmp_path: Path) -> None:
+    """A Swin without images: grids differ from stage to stage, nothing is measured."""
+    model = small_swin()
+    pmvit.save(pmvit.compress(model, small_plan(model)), tmp_path / "out")
+    page = pmvit.report(tmp_path / "out", tmp_path / "report.html", progress=False).read_text(encoding="utf-8")
+    assert "--data IMAGES measures accuracy" in section(page, "accuracy")
+    assert "pmvit benchmark" in section(page, "speed")
+    assert "pmvit finetune" in section(page, "learning")
+    assert "pmvit compare" in section(page, "methods")
+    found = re.search(r'id="viewer-data">(.*?)</script>', page)
+    assert found is not None
+    blocks = json.loads(found.group(1))["blocks"]
+    plan = pmvit.Plan.load(tmp_path / "out" / "plan.json")
+    assert [tuple(block["grid"]) for block in blocks] == list(plan.grids)
+    assert len(set(plan.grids)) > 1
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_other_methods_have_no_blocks_to_show_and_files_are_checked(tmp_path: Path) -> None:
+    pmvit.save(methods.compress(demo_model(), "tome", r=8), tmp_path / "out")
+    output = tmp_path / "report.html"
+    page = pmvit.report(tmp_path / "out", output, progress=False).read_text(encoding="utf-8")
+    assert "tome chooses its tokens anew for every image" in section(page, "blocks")
+    assert 'id="viewer-data"' not in page
+    evaluation = tmp_path / "evaluation.json"
+    evaluation.write_text(json.dumps({"images": 100, "broken": 0, "top1": 0.8, "reference_top1": 0.9}))
+    page = pmvit.report(tmp_path / "out", output, evaluation=evaluation).read_text(encoding="utf-8")
+    assert "71.1 – 86.7" in section(page, "accuracy")  # Wilson's interval of 80 of 100
+    assert "−10.0 points" in section(page, "accuracy")
+    for option, words in (("evaluation", "evaluate --json"), ("comparison", "with rows"), ("benchmark", "with rows")):
+        evaluation.write_text("{}")
+        with pytest.raises(PmvitError, match=words):
+            pmvit.report(tmp_path / "out", output, **{option: evaluation})
+    with pytest.raises(PmvitError, match="got the folder"):
+        pmvit.report(tmp_path / "out", tmp_path)
+    pmvit.save(demo_model(), tmp_path / "plain")
+    with pytest.raises(PmvitError, match="is not compressed"):
+        pmvit.report(tmp_path / "plain", output)
+
+
+def test_commands_are_remembered_with_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["pmvit", "compress", "vit", "--data", "my images"])
+    remember_command(tmp_path / "out")
+    monkeypatch.setattr("sys.argv", ["pmvit", "finetune", "out"])
+    remember_command(tmp_path / "tuned", after=tmp_path / "out")
+    commands = [one["command"] for one in read_commands(tmp_path / "tuned")]
+    assert commands == ["pmvit compress vit --data 'my images'", "pmvit finetune out"]
+    (tmp_path / "out" / "commands.json").write_text("[]")
+    with pytest.raises(PmvitError, match="commands"):
+        read_commands(tmp_path / "out")
+
+
+def test_the_command_says_where_the_report_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_demo(tmp_path / "out")
+    arguments = ["report", str(folder), "--original", str(folder)]
+    monkeypatch.setattr("sys.argv", ["pmvit", *arguments])
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "report.html (0." in result.output.replace("\n", "")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert f"pmvit report {folder} --original" in section(page, "reproduce")
+
+
+def test_axes_have_round_marks_around_all_values() -> None:
+    axis = Axis.around([0.13, 0.88], 100)
+    assert [axis.label(tick) for tick in axis.ticks()] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert axis.at(0.5) == pytest.approx(50)
+    assert Axis.around([3.0, 3.0], 100).at(3.0) == pytest.approx(50)

@@ -1,0 +1,26 @@
+"""Speed is measured in turns."""
+
+import pytest
+import torch
+
+import pmvit
+from pmvit.runtime.bench.timing import interleave, speedup, speedup_meter
+from tests.helpers import small_vit
+
+
+def test_speed_is_measured_in_turns() -> None:
+    calls: list[str] = []
+    times = interleave({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=5, warmup=1)
+    assert calls.count("a") == calls.count("b") == 6
+    assert all({calls[i], calls[i + 1]} == {"a", "b"} for i in range(0, 12, 2))
+    ratio = speedup({"a": [1.0, 1.0, 1.0], "b": [2.0, 2.2, 1.8]}, "a", "b")
+    assert ratio.median == pytest.approx(2.0)
+    assert ratio.low <= ratio.median <= ratio.high
+    assert len(times["a"]) == 5
+
+
+def test_the_meter_measures_a_plan() -> None:
+    model = small_vit(img_size=224, depth=4)
+    scores = pmvit.score(model, [], scorer="random")
+    measure = speedup_meter(model, torch.randn(8, 3, 224, 224))
+    assert measure(pmvit.plan(scores, keep=0.1)) > measure(pmvit.plan(scores, keep=0.9))
