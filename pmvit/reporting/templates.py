@@ -20,7 +20,7 @@ LARGEST_PLAN = 2_000_000  # bytes
 def environment() -> Environment:
     """Templates in which every text is escaped."""
     made = Environment(
-        loader=PackageLoader("pmvit.report", "web"),
+        loader=PackageLoader("pmvit.reporting", "web"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
