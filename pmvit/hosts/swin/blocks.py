@@ -97,7 +97,8 @@ class WindowBlock(nn.Module):
         self.inplace = inplace and target == "eager"
         self.explicit = target == "onnx"
 
-    def forward(self, groups: Tensor) -> Tensor:
+    def forward(self, groups: Tensor, *_: object, **__: object) -> Tensor:
+        """The groups after the block; what a host says beside the tokens (grid, masks) is in the plan."""
         host, recipe = self.host, self.recipe
         norm1, norm2 = recipe.norms(host)
         drop1, drop2 = recipe.drop_paths(host)

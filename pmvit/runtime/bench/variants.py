@@ -18,9 +18,8 @@ from pmvit.methods import Tome, apply
 from pmvit.methods.budget import nearest
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
-from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.stages import Narrowed
-from pmvit.runtime.window_chain import wrapped
+from pmvit.runtime.optimize import in_windows, optimize_for_inference
+from pmvit.runtime.stages import OnGroups
 
 State = Tensor | tuple[Tensor, Tensor]
 NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
@@ -99,10 +98,10 @@ def _inside(model: nn.Module, name: str, layout: TokenLayout) -> tuple[nn.Module
     block = model.get_submodule(name)
     tokens = torch.arange(layout.num_tokens)
     if layout.windows is not None:
-        block = wrapped(block, adapter, layout)
+        block = in_windows(block, adapter, layout)
     if isinstance(block, PruneMerge):
         tokens = block.centres
-        block = block.block if adapter.computes_partly(block.block) else Narrowed(block)
+        block = block.block if adapter.computes_partly(block.block) else OnGroups(block)
     return block, tokens
 
 
