@@ -270,8 +270,8 @@ class Interrupting:
         signal.raise_signal(signal.SIGINT)
 
 
-def write_finetune(folder: Path, model: Path) -> list[float]:
-    """A run that was stopped after its first epoch; what the loss is in each step of one that was not."""
+def write_finetune(folder: Path, model: Path) -> dict[str, list[float]]:
+    """A run that was stopped after its first epoch; what was measured in one that was not."""
     from pmvit.loading import open_validation
     from pmvit.training.signals import StoppedError
 
@@ -282,8 +282,14 @@ def write_finetune(folder: Path, model: Path) -> list[float]:
         pmvit.finetune(small, val=validation, output=folder, **images)
         raise RuntimeError("expected the run to stop after its first epoch")
     pmvit.finetune(pmvit.load(model), val=COMMAND["val"], output="whole", **images)
-    lines = map(json.loads, Path("whole/metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
+    return measured_in(Path("whole"))
+
+
+def measured_in(run: Path) -> dict[str, list[float]]:
+    """The loss of each step, and what validation found after each epoch, of the moving average of the weights."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    names = ("loss", "cross_entropy")
+    return {name: [line[name] for line in lines if name in line] for name in names}
 
 
 def write_report(path: Path, saved: Path, original: nn.Module) -> None:
@@ -299,13 +305,13 @@ def write_report(path: Path, saved: Path, original: nn.Module) -> None:
     Measured({**of, "data": "noise", "limit": None}, evaluation, None, []).write(path)
 
 
-def expected(folder: Path, losses: list[float]) -> dict[str, Any]:
+def expected(folder: Path, measured: dict[str, list[float]]) -> dict[str, Any]:
     """What is to be read from the files."""
     plans = {path.name: facts_of_plan(pmvit.Plan.load(path)) for path in sorted(folder.glob("plan*.json"))}
     models = {path.name: expected_of_model(path) for path in sorted(folder.glob("saved_*"))}
     if missing := set(supported_families()) - {entry["family"] for entry in models.values()}:
         raise RuntimeError(f"expected a model of every family; there is none of {', '.join(missing)}")
-    return {"losses": losses, "plans": plans, "models": models}
+    return {"finetune": measured, "plans": plans, "models": models}
 
 
 def expected_of_model(path: Path) -> dict[str, Any]:
@@ -350,11 +356,11 @@ def main() -> None:
         model = small_vit()
         write_documents(folder, model)
         write_models(folder, model)
-        losses = write_finetune(Path("finetune"), folder / "saved_model")
+        measured = write_finetune(Path("finetune"), folder / "saved_model")
         with patch.object(sys, "argv", ["pmvit", *RUN]), suppress(SystemExit):
             pmvit_command()
         write_report(folder / "report.json", folder / "saved_model", model)
-        (folder / "expected.json").write_text(dumped(expected(folder, losses)) + "\n", encoding="utf-8")
+        (folder / "expected.json").write_text(dumped(expected(folder, measured)) + "\n", encoding="utf-8")
         for left_out in ("pictures", "whole"):
             shutil.rmtree(left_out)
         for curves in folder.rglob("curves.png"):
