@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit import methods
-from pmvit.models import adapter_for, supported_families
+from pmvit.hosts import adapter_for, supported_families
 from pmvit.outputs import predict
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
@@ -234,7 +234,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 def write_documents(folder: Path, model: nn.Module) -> None:
     """Scores, partial scores, prices and plans; the plans with MLP groups and for windows, too."""
-    scores, prices = pmvit.score(model, batches(), progress=False), pmvit.price(model, batches(), progress=False)
+    scores, prices = (
+        pmvit.score(model, batches(), progress=False),
+        pmvit.measure_merge_costs(model, batches(), progress=False),
+    )
     swin = pmvit.score(small_swin(), [], scorer="random")
     scores.save(folder / "scores.json")
     swin.save(folder / "scores_swin.json")
