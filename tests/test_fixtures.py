@@ -17,7 +17,7 @@ from pmvit import methods
 from pmvit.commands import read_commands
 from pmvit.fingerprint import fingerprint
 from pmvit.hosts import adapter_of_family, supported_families
-from scripts.make_fixtures import (
+from tests.fixture_parts import (
     COMMAND,
     FINETUNE,
     RUN,
