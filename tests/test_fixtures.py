@@ -16,8 +16,8 @@ import pmvit
 from pmvit import methods
 from pmvit.commands import read_commands
 from pmvit.fingerprint import fingerprint
-from pmvit.models import adapter_of_family, supported_families
-from scripts.make_fixtures import (
+from pmvit.hosts import adapter_of_family, supported_families
+from tests.fixture_parts import (
     COMMAND,
     FINETUNE,
     RUN,
@@ -169,12 +169,12 @@ def test_partial_scores_are_gone_on_from(folder: Path) -> None:
 
 
 def test_prices_load_and_are_written_alike(tmp_path: Path) -> None:
-    prices, written = pmvit.Prices.load(FIXTURES / "prices.json"), document("prices.json")
+    prices, written = pmvit.MergeCosts.load(FIXTURES / "prices.json"), document("prices.json")
     assert [list(merge) for merge in prices.merges] == written["merges"]
     assert asdict(prices.config) == written["config"]
     assert (prices.images, prices.data, list(prices.grid)) == (12, written["data"], written["grid"])
     prices.save(tmp_path / "prices.json")
-    assert pmvit.Prices.load(tmp_path / "prices.json") == prices
+    assert pmvit.MergeCosts.load(tmp_path / "prices.json") == prices
 
 
 def test_fingerprints_stay_the_same() -> None:
@@ -322,7 +322,7 @@ READERS: dict[str, tuple[str, Callable[[], Any]]] = {
     "plan.json": ("pmvit-plan", lambda: pmvit.Plan.load("plan.json")),
     "scores.json": ("pmvit-scores", lambda: pmvit.Scores.load("scores.json")),
     "scores.json.partial": ("pmvit-partial-scores", score_again),
-    "prices.json": ("pmvit-prices", lambda: pmvit.Prices.load("prices.json")),
+    "prices.json": ("pmvit-prices", lambda: pmvit.MergeCosts.load("prices.json")),
     "finetune/finetune.json": ("pmvit-finetune", tune),
     "finetune/checkpoints/*": ("pmvit-checkpoint", tune),
     "run/run.json": ("pmvit-run", run_again),
