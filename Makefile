@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-CHROMIUM := { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq --yes chromium; } >/dev/null 2>&1
+BROWSER ?= yes
 
-.PHONY: setup browser demo test lint docs bench experiments wheel clean
+.PHONY: setup newest browser demo test pytest lint docs bench experiments wheel clean
 
 setup: $(READY)
 
@@ -17,10 +17,18 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-# The pages are tested in Chromium: installed once where that may be done, else those tests are skipped.
+# The newest releases of what pmvit compresses models of, in place of those it is tested with; `make clean` goes back.
+newest: setup
+	$(BIN)/python -m pip install --quiet --upgrade torch torchvision timm transformers
+	$(BIN)/python -m pip list | grep --extended-regexp '^(torch|torchvision|timm|transformers) '
+
+# The pages are tested in Chromium: installed once where that may be done, unless BROWSER=no; else those tests are skipped.
 browser:
-	@command -v chromium || command -v chromium-browser || command -v google-chrome || $(CHROMIUM) \
-	|| echo "no chromium: the tests of the pages are skipped"
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	[ "$(BROWSER)" != no ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	&& echo "installing Chromium with apt-get, to test the pages in; make test BROWSER=no goes without" \
+	&& apt-get update -qq >/dev/null 2>&1 && apt-get install -qq --yes chromium >/dev/null 2>&1; } \
+	|| echo "no Chromium: the tests of the pages are skipped"
 
 # Compress the built-in ViT, print accuracy and speed before and after, write a report to open in a browser.
 demo: setup
@@ -31,8 +39,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+test: lint pytest
+
 # Two files at a time, each on one thread: most tests wait for small models and for processes to start.
-test: setup browser lint
+pytest: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 # The documentation, as a site in site/ that needs no network; a broken link or an undocumented parameter is an error.

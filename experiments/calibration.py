@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 
 import pmvit
+from experiments.common import Row
 from experiments.measured_planner import RESULTS as PLANNED
 from experiments.measured_planner import SHARES, Candidates
-from experiments.paired import Row, answers, logits, lost, numbers, with_interval
+from experiments.paired import answers, logits, lost, numbers, with_interval
 from experiments.without_tuning import DATA, MODELS
 from pmvit.files import write_text
 

@@ -124,7 +124,7 @@ def measure_speed(rows: list[Row]) -> None:
         model = original(name)
         known = evidence(name, model)
         few = validation(model)[:1]
-        given = {"scores": known.scores, "prices": known.merge_costs, "images": known.images}
+        given: dict[str, Any] = {"scores": known.scores, "merge_costs": known.merge_costs, "images": known.images}
         found = pmvit.compare(model, few, gflops=MIDDLE, runtimes=RUNTIMES, batches=(1, 16), rounds=30, **given)
         for compared in found.rows:
             method = compared.name if compared.name.endswith("optimized") else compared.method
@@ -188,7 +188,7 @@ def line(row: Row) -> str:
 def speed_lines(rows: list[Row], evaluated: list[Row]) -> list[str]:
     """Speed-ups at the middle budget, if they were measured, and which of the methods are static graphs."""
     exports = {row["method"]: row["exports"] for row in evaluated if row["exports"] is not None}
-    said = {True: "yes", False: "no"}
+    said = {True: "yes", False: "no", None: "-"}
     timed = [row for row in rows if "environment" in row]
     if not timed:
         listed = ", ".join(f"{method} {said[found]}" for method, found in exports.items())
@@ -201,7 +201,7 @@ def speed_lines(rows: list[Row], evaluated: list[Row]) -> list[str]:
     for row in timed:
         cells = [str(Ratio(*s["speedup"])) if s["speedup"] else "does not run" for s in row["speeds"]]
         base = row["method"].partition(",")[0]
-        lines.append(f"| {row['method']} | {' | '.join(cells)} | {said.get(exports.get(base), '-')} |")
+        lines.append(f"| {row['method']} | {' | '.join(cells)} | {said[exports.get(base)]} |")
     return lines
 
 

@@ -63,7 +63,7 @@ def add_plain_cost(rows: Rows, name: str, **arguments: Any) -> None:
 
     def count() -> Row:
         with torch.device("meta"):
-            model = timm.create_model(name, **arguments).eval()
+            model: Any = timm.create_model(name, **arguments).eval()
             image = torch.zeros(1, *model.pretrained_cfg["input_size"])
             counter = FlopCounterMode(display=False)
             with torch.no_grad(), counter:

@@ -10,7 +10,7 @@ Takes about an hour on two cores.
 
 import argparse
 import json
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from experiments.paired import Row, answers, logits, lost, numbers, with_interval
+from experiments.common import Row
+from experiments.paired import answers, logits, lost, numbers, with_interval
 from experiments.without_tuning import BATCH_SIZE, DATA, MODELS, loader
 from pmvit.files import write_text
 from pmvit.loading import create_model
@@ -90,8 +91,10 @@ class Candidates:
         name = "scores" if method in FROM_SCORES else method
         if name not in self.sources:
             images = loader(self.model, "train", shuffle=True)
-            measure = pmvit.score if method in FROM_SCORES else partial(pmvit.measure_merge_costs, **MEASURED[method])
-            self.sources[name] = measure(self.model, images)
+            if method in FROM_SCORES:
+                self.sources[name] = pmvit.score(self.model, images)
+            else:
+                self.sources[name] = pmvit.measure_merge_costs(self.model, images, **MEASURED[method])
         return self.sources[name]
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 import pmvit
-from experiments.paired import Row, answers, logits, lost, numbers, with_interval
+from experiments.common import Row
+from experiments.paired import answers, logits, lost, numbers, with_interval
 from pmvit.cli.demo_run import KEEP, TUNING, TUNING_BATCH
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.files import write_text

@@ -15,7 +15,9 @@ to compress was chosen on training images. Takes about two hours on two cores.
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -158,8 +160,8 @@ def measure(models: dict[str, nn.Module]) -> dict[str, Row]:
         counted = count(name, model)
         matrices = counted["matrices"]
         places = list(range(len(matrices)))
-        miou = bootstrap(places, lambda some, own=matrices: _miou(own[some]))
-        difference = bootstrap(places, lambda some, own=matrices: _miou(own[some]) - _miou(reference["matrices"][some]))
+        miou = bootstrap(places, partial(_miou, matrices))
+        difference = bootstrap(places, partial(_miou_change, matrices, reference["matrices"]))
         total = matrices.sum(0)
         rows[name] = {
             "miou": miou.median,
@@ -179,9 +181,14 @@ def _class_iou(matrix: Tensor) -> Tensor:
     return right / (matrix.sum(0) + matrix.sum(1) - right)
 
 
-def _miou(matrices: Tensor) -> float:
-    """Mean IoU over images, from what was counted on each."""
-    return float(_class_iou(matrices.sum(0)).mean())
+def _miou(matrices: Tensor, images: Sequence[int]) -> float:
+    """Mean IoU over some of the images, from what was counted on each."""
+    return float(_class_iou(matrices[images].sum(0)).mean())
+
+
+def _miou_change(matrices: Tensor, reference: Tensor, images: Sequence[int]) -> float:
+    """What a model's mean IoU has more than a reference's on the same images."""
+    return _miou(matrices, images) - _miou(reference, images)
 
 
 def measure_speed(models: dict[str, nn.Module]) -> dict[str, Row]:
@@ -194,7 +201,7 @@ def measure_speed(models: dict[str, nn.Module]) -> dict[str, Row]:
     fast = {f"{name} optimised": pmvit.optimize_for_inference(timed[name]) for name in ours}
     images = torch.randn(FPS_BATCH, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     times = compare({**timed, **fast}, images, FPS_ROUNDS)
-    rows = {}
+    rows: dict[str, Row] = {}
     for name in timed:
         fps = bootstrap([FPS_BATCH / value for value in times[name]], median)
         rows[name] = {"fps": fps.median, "fps_low": fps.low, "fps_high": fps.high}

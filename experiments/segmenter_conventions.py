@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Literal, get_args
 
 from pmvit.measuring.flops import ModelCost
 
@@ -12,6 +12,9 @@ TOKENS = (SIDE // PATCH) ** 2
 PRUNE = 0.1
 PAPER = {0.8: 528, 0.7: 456, 0.5: 364}  # GFLOPs by the share of tokens kept
 GIGA = 1e9
+
+
+Decoder = Literal["all", "without attention", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Convention:
 
     skip: int = 4
     products: int = 2
-    decoder: Literal["all", "without attention", "nothing"] = "all"
+    decoder: Decoder = "all"
     dense: bool = False
     pruned_of_kept: bool = False
     of_all: bool = False
@@ -108,7 +111,9 @@ ONE_CHANGE = (
 
 
 def all_conventions() -> Iterator[Convention]:
-    yes_or_no = [(False, True)] * 3
-    for fields in product((4, 3, 2, 0), (2, 1, 0), ("all", "without attention", "nothing"), *yes_or_no):
-        if fields[0] or not fields[-1]:  # with all blocks compressed, r is of all blocks anyway
-            yield Convention(*fields)
+    decoders: tuple[Decoder, ...] = get_args(Decoder)
+    choice = (False, True)
+    for skip, products, decoder in product((4, 3, 2, 0), (2, 1, 0), decoders):
+        for dense, of_kept, of_all in product(choice, choice, choice):
+            if skip or not of_all:  # with all blocks compressed, r is of all blocks anyway
+                yield Convention(skip, products, decoder, dense, of_kept, of_all)

@@ -130,7 +130,7 @@ def measure_time(results: Results) -> None:
 
 
 def _memory(keep: float | None) -> dict[str, float]:
-    model = compressed(segmenter("cpu"), keep, inplace=True)
+    model: Any = compressed(segmenter("cpu"), keep, inplace=True)
     image = torch.randn(1, 3, SIDE, SIDE)
     with torch.inference_mode():
         encoder = _above(partial(model.encoder.forward_features, image))

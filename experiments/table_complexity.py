@@ -4,6 +4,7 @@ python -m experiments.table_complexity
 """
 
 from functools import partial
+from typing import Any, get_args
 
 import pmvit
 from experiments.common import Row, Rows, Settings, page, run, table
@@ -28,13 +29,12 @@ not follow from its figures: 0.45 M are 0.01 % of 4.68 G."""
 def measure(rows: Rows, settings: Settings) -> None:
     for name in MODELS:
         for keep in KEEPS:
-            for learn in ("group", "dense"):
-                key = {"model": name, "keep": keep, "learn": learn}
-                rows.add(key, partial(count, **key))
+            for learn in get_args(Learn):
+                rows.add({"model": name, "keep": keep, "learn": learn}, partial(count, name, keep, learn))
 
 
 def count(model: str, keep: float, learn: Learn) -> Row:
-    whole_model = timm.create_model(model)
+    whole_model: Any = timm.create_model(model)
     plan = pmvit.plan(pmvit.score(whole_model, [], scorer="random"), keep=keep, prune=0.1, scope="local")
     whole, small = pmvit.flops(whole_model), pmvit.flops(pmvit.compress(whole_model, plan, learn=learn))
     return {

@@ -84,7 +84,7 @@ class Original(nn.Module):
     def __init__(self, model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
         super().__init__()
         with torch.inference_mode():
-            self.logits = {images.data_ptr(): model(images) for images, _ in batches}
+            self.logits: dict[int, Tensor] = {images.data_ptr(): model(images) for images, _ in batches}
 
     def forward(self, images: Tensor) -> Tensor:
         return self.logits[images.data_ptr()]

@@ -7,6 +7,7 @@ Each runs in a fresh kernel and an empty folder.
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -26,7 +27,8 @@ def run(path: Path) -> NotebookNode:
     """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        options = {"timeout": SECONDS, "coalesce_streams": True, "record_timing": False, "store_widget_state": False}
+        options: dict[str, Any] = {"timeout": SECONDS, "coalesce_streams": True}
+        options.update(record_timing=False, store_widget_state=False)
         client = NotebookClient(notebook, resources={"metadata": {"path": folder}}, **options)
         ran: NotebookNode = client.execute()
     ran.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}

@@ -66,6 +66,7 @@ def timm_models() -> list[Candidate]:
 
 def reduced_timm(name: str) -> nn.Module:
     """An architecture of timm with two blocks of width 96 and a grid of about 6 x 6 tokens."""
+    full: Any
     with torch.device("meta"):
         try:
             full = timm.create_model(name, depth=DEPTH)  # the patches are the same, and it is made sooner

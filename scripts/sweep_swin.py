@@ -52,8 +52,10 @@ def create_hf(name: str, classes: int) -> nn.Module:
         arguments["encoder_stride"] = 8
     made: Any = config(**arguments)
     if host.startswith("UperNet"):
-        head = {"hidden_size": 24, "pool_scales": [1, 2], "use_auxiliary_head": False, "num_labels": classes}
-        made = transformers.UperNetConfig(backbone_config=made, **head)
+        labels: dict[str, Any] = {"num_labels": classes}  # of the base class, which says so nowhere
+        made = transformers.UperNetConfig(
+            backbone_config=made, hidden_size=24, pool_scales=[1, 2], use_auxiliary_head=False, **labels
+        )
     model: nn.Module = getattr(transformers, host)(made)
     return model.eval()
 

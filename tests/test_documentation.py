@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pmvit
-from pmvit.hosts import adapter as adapters
+from pmvit.hosts import host as adapters
 from scripts import drawings, results
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from PIL import Image
 from rich.console import Console
 
 import pmvit
-from pmvit import demo
+from pmvit.cli import demo_run as demo
 from pmvit.data.demo import demo_loader
 from pmvit.reporting import gallery
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import pmvit
 from pmvit.hosts import Adapter, TokenLayout, adapter_for, register
-from pmvit.hosts import adapter as adapters
+from pmvit.hosts import host as adapters
 from pmvit.runtime.bench.variants import in_place_plan
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import Candidate, timm_models

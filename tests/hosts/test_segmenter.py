@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import pmvit
-from pmvit.hosts import TokenLayout, adapter_for, segmenter_checkpoint
+from pmvit.hosts import TokenLayout, adapter_for
+from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
 from pmvit.loading import create_model, read_weights
 from pmvit.planning import Plan

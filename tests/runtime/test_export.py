@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit import _system
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.runtime import export as export_module
+from pmvit.runtime.export import run as export_module
 from pmvit.runtime.export.targets import RUNTIMES, Runtime, runtime_called
 from tests.helpers import pmvit_here, small_plan, small_vit
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.hosts import packed
 from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.blocks import packed
 from pmvit.runtime.blocks.eager import FlatBlock
 from pmvit.runtime.blocks.graph import FewQueries, PartialBlock, SplitAttention
 from pmvit.runtime.chain import chain, factor, identity_maps, maps_of
