@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.hosts import Adapter, HostChange, adapter_for
+from pmvit.hosts import Host, HostChange, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.merged_mlp import MergedNorm, SpreadMlp, mlp_matrices
 from pmvit.methods.base import method_of, remove
@@ -55,9 +55,9 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
     check_trainable(model)
     if is_compressed(model):
         raise PmvitError("expected an uncompressed model; this one is compressed already: decompress it first")
-    adapter = adapter_for(model)
-    layouts = adapter.layouts(model)
-    names = adapter.block_names(model)
+    host = host_of(model)
+    layouts = host.layouts()
+    names = host.block_names()
     if plan.grid != layouts[0].grid:
         raise PmvitError(
             f"expected a plan for {_grid(layouts[0].grid)} tokens, got one for {_grid(plan.grid)}: "
@@ -71,19 +71,20 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
                 f"block {index}: expected a plan for {_grid(layout.grid)} tokens, got one for "
                 f"{_grid(plan.grids[index])}: is it for another model?"
             )
-    if plan.attention_bias and not adapter.takes_attention_bias:
+    if plan.attention_bias and not host.takes_attention_bias:
         raise PmvitError(
-            f"the adapter for {adapter.family} says of no argument that takes an attention bias: "
+            f"the host {host.key} says of no argument that takes an attention bias: "
             "make the plan with attention_bias=False"
         )
     if not inplace:
         model = copy.deepcopy(model)
-    changes: list[HostChange] = adapter.prepare(model)
+        host = host_of(model)
+    changes: list[HostChange] = host.prepare()
     for index, layer in sorted(plan.layers.items()):
         block = model.get_submodule(names[index])
         parameter = next(block.parameters())
         if layer.mlp is not None:
-            changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index].num_prefix, learn, adapter)
+            changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index].num_prefix, learn, host)
         if layer.is_identity:
             continue
         groups, centres, weights = layer.tensors()
@@ -96,23 +97,23 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
             reconstruct=plan.reconstruct,
             learn=learn,
             attention_bias=plan.attention_bias,
-            narrow_arguments=adapter.narrow_arguments,
+            arguments_at_centres=host.arguments_at_centres,
             device=parameter.device,
             dtype=parameter.dtype,
         )
         wrapper.train(block.training)
-        changes += adapter.fit(wrapper, layouts[index])
-        adapter.stand_in(wrapper, block)
+        changes += host.fit(wrapper, layouts[index])
+        host.answer_like(wrapper, block)
         model.set_submodule(names[index], wrapper)
     model.compression = Compression(plan, learn, tuple(changes))  # type: ignore[assignment]  # a record, not a module
     return model
 
 
 def _merge_before_mlp(
-    block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, adapter: Adapter
+    block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, host: Host
 ) -> list[HostChange]:
     """Give the MLP of a block groups of its own; return what was changed."""
-    parts = adapter.mlp_parts(block)
+    parts = host.part_names(block).mlp
     if parts is None:
         raise PmvitError(
             f"the plan has groups for MLPs alone, and that of a {type(block).__name__} cannot be told apart: "

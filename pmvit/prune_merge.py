@@ -288,8 +288,8 @@ class PruneMerge(TokenMatrices):
         centres: The patch token that stands for each group where the host needs a position.
         weights: The weight of each patch token in its group; those of pruned tokens are not read.
         attention_bias: Add the logarithm of each group's size to its attention scores.
-        narrow_arguments: Reduces the other arguments of a block call (rotary embedding, masks) to the groups. It gets
-            this module and the call's keyword arguments and returns the keyword arguments for the block.
+        arguments_at_centres: Reduces the other arguments of a block call (rotary embedding, masks) to the group
+            centres. It gets this module and the call's keyword arguments and returns those for the block.
         num_prefix: As in `TokenMatrices`, like all that follow; the block stays where it is and keeps its type.
         reconstruct: `residual` or `pinv`.
         learn: `group` or `dense`.
@@ -310,7 +310,7 @@ class PruneMerge(TokenMatrices):
         weights: Tensor,
         *,
         attention_bias: bool = False,
-        narrow_arguments: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
+        arguments_at_centres: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
         num_prefix: int = 0,
         reconstruct: Reconstruct = "residual",
         learn: Learn = "group",
@@ -321,7 +321,7 @@ class PruneMerge(TokenMatrices):
             groups, weights, num_prefix=num_prefix, reconstruct=reconstruct, learn=learn, device=device, dtype=dtype
         )
         self.block = block
-        self.narrow_arguments = narrow_arguments
+        self.arguments_at_centres = arguments_at_centres
         named = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = inspect.signature(block.forward).parameters.values()
         self.argument_names = tuple(p.name for p in parameters if p.kind is named)[1:]  # after the tokens
@@ -352,7 +352,7 @@ class PruneMerge(TokenMatrices):
                 f"expected at most {len(self.argument_names)} arguments after the tokens, got {len(positional)}"
             )
         arguments = {**dict(zip(self.argument_names, positional, strict=False)), **arguments}
-        return arguments if self.narrow_arguments is None else self.narrow_arguments(self, arguments)
+        return arguments if self.arguments_at_centres is None else self.arguments_at_centres(self, arguments)
 
     def _leave(self, tokens: Tensor, merged: Tensor, output: Tensor) -> Tensor:
         if self.reconstruct == "pinv":

@@ -15,7 +15,7 @@ from pmvit.card import Facts, write_card
 from pmvit.compression import compress, compression_of, decompress, is_compressed
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, check_writable, parse_document, write_atomically, write_text
-from pmvit.hosts import Adapter, adapter_for, adapter_of_family
+from pmvit.hosts import OLD_FAMILIES, Host, host_class, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.flops import flops
@@ -48,14 +48,14 @@ def save(
     check_trainable(model)
     check_output(path)
     compression = compression_of(model)
-    adapter, description = describe(model, arguments)
+    host, description = describe(model, arguments)
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     plan_text = compression.plan.to_json() if compression is not None else None
     config = {
         "format": FORMAT,
         "version": VERSION,
         "pmvit": _pmvit_version(),
-        "family": adapter.family,
+        "family": host.key,
         "model": description,
         "learn": compression.learn if compression is not None else None,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
@@ -92,8 +92,8 @@ def _plain_copy(model: nn.Module) -> nn.Module:
     return result
 
 
-def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple[Adapter, dict[str, Any]]:
-    """The adapter of a model, compressed or not, and the description from which it builds the model again.
+def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple[Host, dict[str, Any]]:
+    """The host of a model, compressed or not, and the description from which it builds the model again.
 
     Raises:
         PmvitError: If it cannot.
@@ -101,10 +101,10 @@ def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple
     original = _plain_copy(model)
     if is_compressed(original):
         decompress(original)
-    adapter = adapter_for(original)
-    description = adapter.describe(original, arguments)
-    _check_description(adapter, original, description)
-    return adapter, description
+    host = host_of(original)
+    description = host.describe(arguments)
+    _check_description(host, original, description)
+    return host, description
 
 
 def check_output(path: Path) -> None:
@@ -114,11 +114,11 @@ def check_output(path: Path) -> None:
     check_writable(path if path.suffix == ".safetensors" else path / MODEL_FILE)
 
 
-def _check_description(adapter: Adapter, original: nn.Module, description: dict[str, Any]) -> None:
+def _check_description(host: Host, original: nn.Module, description: dict[str, Any]) -> None:
     """Build the model from its description and see that it gives the same output; both are left in float32."""
-    rebuilt = adapter.build(description)
+    rebuilt = host.build(description)
     rebuilt.load_state_dict(original.state_dict())
-    image = torch.randn(1, *adapter.input_size(original), generator=torch.Generator().manual_seed(0))
+    image = torch.randn(1, *host.input_size(), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected, got = (predict(model.float().eval(), image) for model in (original, rebuilt))
     if not torch.allclose(got, expected, rtol=1e-4, atol=1e-4):
@@ -160,7 +160,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
                 f"{path}: {name} is not what was saved (its SHA-256 differs): it was changed. Save the model again; to "
                 "use an edited plan, load it with Plan.load and compress the original"
             )
-    model = adapter_of_family(config["family"]).build(config["model"]).to(getattr(torch, config["dtype"]))
+    key = OLD_FAMILIES.get(config["family"], config["family"])
+    model = host_class(key).build(config["model"]).to(getattr(torch, config["dtype"]))
     if plan_text is not None:
         model = compress(model, Plan.from_json(plan_text, f"{path}: plan"), learn=config["learn"], inplace=True)
     if "method" in config:

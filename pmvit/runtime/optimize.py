@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
-from pmvit.hosts import Adapter, TokenLayout, adapter_for
-from pmvit.hosts.host import Half, Run, Target
+from pmvit.hosts import Host, TokenLayout, host_of
 from pmvit.hosts.modes import check_trainable
+from pmvit.hosts.parts import PlainParts
 from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.prune_merge import PruneMerge, TokenMatrices
+from pmvit.runtime.blocks.build import Half, Target, inference_block
 from pmvit.runtime.chain import BlockMaps, ChainedBlock, chain, halves_of, identity_maps, maps_of
 from pmvit.runtime.stages import OnGroups, PartWithTransition, Stage
 from pmvit.runtime.transitions import FORMS, Form, Transition, cheapest_form, transitions
@@ -92,21 +93,20 @@ def optimize_for_inference(
     """
     config = InferenceConfig(target, tokens, rewrite, shortcut, drop_dead, fuse, form)
     check_trainable(model)
-    adapter = adapter_for(model)
+    host_of(model)  # says which models are supported
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    adapter.settle(model)
-    layouts = dict(zip(adapter.block_names(model), adapter.layouts(model), strict=True))
-    spans = adapter.runs(model)
-    num_read = adapter.tokens_read(model) if tokens == "head" and len(spans) == 1 else None
+    host = host_of(model)
+    host.freeze_control_flow()
+    layouts = dict(zip(host.block_names(), host.layouts(), strict=True))
+    spans, num_read, _ = host.reading()
+    num_read = num_read if tokens == "head" and len(spans) == 1 else None
     for names in spans:
+        before_head = None if num_read is None else names[-1]
         parts = {
-            name: _part(
-                adapter, model.get_submodule(name), layouts[name], rewrite, num_read is not None and name == names[-1]
-            )
-            for name in names
+            name: _part(host, model.get_submodule(name), layouts[name], rewrite, name == before_head) for name in names
         }
         if len(spans) == 1 or any(part.gains for part in parts.values()):
-            _place_stages(model, adapter, parts, num_read, config)
+            _place_stages(model, host, parts, num_read, config)
     if compression_of(model) is not None:
         del model.compression
     for module in model.modules():
@@ -123,65 +123,62 @@ class _Part(NamedTuple):
         block: What runs.
         layout: The tokens of the host at this block.
         wrapper: Its compression, if that becomes part of the chain.
-        is_rewritten: Whether it is put together anew, and can compute some of its tokens only.
+        plain: What it is made of, if it is put together anew, and can compute some of its tokens only.
         mlp_matrices: M and R around its MLP, if there are; where it is rewritten, the MLP is a block of its own.
     """
 
     block: nn.Module
     layout: TokenLayout
     wrapper: Any = None
-    is_rewritten: bool = False
+    plain: PlainParts | None = None
     mlp_matrices: TokenMatrices | None = None
 
     @property
     def gains(self) -> bool:
         """Whether the passes know what to do with it."""
-        return self.wrapper is not None or self.is_rewritten or self.mlp_matrices is not None
+        return self.wrapper is not None or self.plain is not None or self.mlp_matrices is not None
 
     @property
     def halves(self) -> tuple[Half | None, ...]:
-        return ("attention", "mlp") if self.is_rewritten and self.mlp_matrices is not None else (None,)
+        return ("attention", "mlp") if self.plain is not None and self.mlp_matrices is not None else (None,)
 
     def maps(self) -> tuple[BlockMaps, ...]:
         """One for each of the halves."""
         around = maps_of(self.wrapper) if self.wrapper is not None else identity_maps(self.layout.num_tokens)
-        if self.is_rewritten and self.mlp_matrices is not None:
+        if self.plain is not None and self.mlp_matrices is not None:
             return halves_of(around, maps_of(self.mlp_matrices))
         return (around,)
 
 
-def _part(adapter: Adapter, block: nn.Module, layout: TokenLayout, rewrite: bool, feeds_head: bool) -> _Part:
+def _part(host: Host, block: nn.Module, layout: TokenLayout, rewrite: bool, feeds_head: bool) -> _Part:
     """Open a compressed block.
 
     Full learned matrices would only grow if they were multiplied: such a block is left as it is, unless it is the last
     one, of whose reconstruction nothing remains but the prefix tokens.
     """
-    if layout.windows is not None:
-        block = in_windows(block, adapter, layout)
+    block = in_windows(block, host, layout)
     wrapper = block if isinstance(block, PruneMerge) else None
     inside = block if wrapper is None else wrapper.block
-    matrices = mlp_matrices_of(inside, adapter.mlp_parts(inside))
-    is_rewritten = rewrite and adapter.computes_partly(inside)
+    matrices = mlp_matrices_of(inside, host.part_names(inside).mlp)
+    plain = host.plain_parts(inside) if rewrite else None
     is_dense = any(some is not None and some.learn == "dense" for some in (wrapper, matrices))
-    if is_dense and not (feeds_head and is_rewritten):
+    if is_dense and not (feeds_head and plain is not None):
         return _Part(block, layout)
-    return _Part(inside, layout, wrapper, is_rewritten, matrices)
+    return _Part(inside, layout, wrapper, plain, matrices)
 
 
-def in_windows(block: nn.Module, adapter: Adapter, layout: TokenLayout) -> PruneMerge:
-    """A block on windows as a compressed one; on all tokens, it takes them window by window."""
-    if isinstance(block, PruneMerge):
+def in_windows(block: nn.Module, host: Host, layout: TokenLayout) -> nn.Module:
+    """The block; if it runs on windows and on all tokens, as a compressed one that takes them window by window."""
+    if isinstance(block, PruneMerge) or layout.windows is None:
         return block
-    if layout.windows is None:
-        raise TypeError("expected windows at every block of a model that has some")
     tokens = torch.argsort(layout.windows.places(layout.grid))
     wrapper = PruneMerge(block, torch.argsort(tokens), tokens, torch.ones(len(tokens)))
-    adapter.fit(wrapper, layout)
+    host.fit(wrapper, layout)
     return wrapper.eval().requires_grad_(False)
 
 
 def _place_stages(
-    model: nn.Module, adapter: Adapter, parts: dict[str, _Part], num_read: int | None, config: InferenceConfig
+    model: nn.Module, host: Host, parts: dict[str, _Part], num_read: int | None, config: InferenceConfig
 ) -> None:
     """Replace a span of blocks: all tokens go in, and the first `num_read` of them come out, all if it is `None`."""
     first, last = next(iter(parts)), next(reversed(parts))
@@ -194,7 +191,7 @@ def _place_stages(
     chained = chain(
         [maps for part in parts.values() for maps in part.maps()],
         torch.arange(num_read),
-        skip_outputs=[part.is_rewritten for part in parts.values() for _ in part.halves],
+        skip_outputs=[part.plain is not None for part in parts.values() for _ in part.halves],
         is_mlp=[half == "mlp" for part in parts.values() for half in part.halves],
         shortcut=config.shortcut,
         drop_dead=config.drop_dead,
@@ -207,19 +204,19 @@ def _place_stages(
             block = next(blocks)
             transition = transitions(block.transition, num_outputs, block.num_tokens, form)
             is_own = bool(transition) or name != first or half == "mlp"  # not what the model gives to its blocks
-            halves.append((transition, _runnable(adapter, part, half, block, config.target, is_own, form)))
+            halves.append((transition, _runnable(host, part, half, block, config.target, is_own, form)))
             num_outputs = block.num_outputs
         to_head = transitions(chained.to_head, num_outputs, num_read, form) if name == last else None
         is_windowed = part.layout.windows is not None
-        grid = part.layout.grid if is_windowed and adapter.keeps_grid else None
+        grid = part.layout.grid if is_windowed and host.keeps_grid else None
         stage = Stage(num_inputs, *halves[0], to_head, mlp=halves[1] if len(halves) > 1 else None, grid=grid)
         if is_windowed or (first == last and part.wrapper is not None):
-            adapter.stand_in(stage, part.block)
+            host.answer_like(stage, part.block)
         model.set_submodule(name, stage)
 
 
 def _runnable(
-    adapter: Adapter,
+    host: Host,
     part: _Part,
     half: Half | None,
     chained: ChainedBlock,
@@ -228,28 +225,26 @@ def _runnable(
     form: Callable[[Tensor], type[Transition]],
 ) -> nn.Module:
     """What runs a block, or a half of it, on the tokens of the chain; they may be written to if they are its own."""
-    if part.is_rewritten:
+    if part.plain is not None:
         has_bias = half != "mlp" and part.wrapper is not None and part.wrapper.log_sizes is not None
         bias = part.wrapper.log_sizes[chained.order] if has_bias else None
         inplace = target == "eager" and is_own
-        return adapter.inference_block(
-            part.block, Run(chained.num_tokens, chained.num_outputs, bias, target, inplace, half)
-        )
+        return inference_block(part.plain, chained.num_tokens, chained.num_outputs, bias, target, inplace, half)
     inside = part.block.block if isinstance(part.block, PruneMerge) else part.block
     if isinstance(inside, WindowBlock):
         inside.freeze(target, inplace=is_own and part.wrapper is not None)
         part.block._forward_hooks.clear()  # the stage answers like the host's block in its place
         return part.block
     if part.mlp_matrices is not None and target != "eager":
-        _unfold_mlp(part.block, part.mlp_matrices, adapter, form)
+        _unfold_mlp(part.block, part.mlp_matrices, host, form)
     return part.block if part.wrapper is None else OnGroups(part.wrapper)
 
 
 def _unfold_mlp(
-    block: nn.Module, matrices: TokenMatrices, adapter: Adapter, form: Callable[[Tensor], type[Transition]]
+    block: nn.Module, matrices: TokenMatrices, host: Host, form: Callable[[Tensor], type[Transition]]
 ) -> None:
     """Let a block that is not rewritten multiply with M and R around its MLP in a form that graphs can hold."""
-    names: Any = adapter.mlp_parts(block)
+    names: Any = host.part_names(block).mlp
     maps, groups = maps_of(matrices), torch.arange(matrices.num_prefix + matrices.num_groups)
     merge, spread = (
         form(matrix)(matrix, matrix.shape[1], matrix.shape[0])
