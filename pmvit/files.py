@@ -58,7 +58,7 @@ def _write_utf8(path: Path, text: str) -> None:
 
 
 def read_document(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """Read a JSON object that says `"format": kind` and `"version": version`; raise `PmvitError` if it is not one."""
+    """Read a JSON object that says `"format": kind` and a `"version"` up to this; raise `PmvitError` if it is none."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -77,11 +77,10 @@ def parse_document(text: str, kind: str, version: int, where: str) -> dict[str, 
     if not isinstance(document, dict) or document.get("format") != kind:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise PmvitError(f'{where}: expected a JSON object with "format": "{kind}", got {found!r}: is it another file?')
-    if document.get("version") != version:
-        raise PmvitError(
-            f"{where}: expected version {version} of {kind}, got {document.get('version')!r}: "
-            "make it again, or use the pmvit that wrote it"
-        )
+    got = document.get("version")
+    if type(got) is not int or not 1 <= got <= version:
+        advice = "a newer pmvit wrote it, update yours" if type(got) is int and got > version else "make it again"
+        raise PmvitError(f"{where}: expected version {version} of {kind}, got {got!r}: {advice}")
     return document
 
 
