@@ -29,7 +29,7 @@ class Evidence:
 
     Attributes:
         scores: What `prune-merge` plans with.
-        merge costs: What `measured` plans with.
+        merge_costs: What `measured` plans with.
         images: A loader, for methods that need images, and for the gradients of `taylor-pruning`.
     """
 

@@ -58,7 +58,7 @@ def compare(
         methods: Names of `METHODS`, `prune-merge`, `measured`, `magnitude-pruning`, `taylor-pruning`; if not given, all
             that need no training and have what they need. The last two are those of the package torch-pruning.
         scores: What `prune-merge` plans with.
-        merge costs: What `measured` plans with.
+        merge_costs: What `measured` plans with.
         images: A loader of images, others than those of `data`, that `ps-vit` and `taylor-pruning` choose by.
         others: Models that are there already, as fine-tuned ones, by the names they are to have.
         exports: Try whether each is a static graph.
