@@ -1,17 +1,16 @@
 """The model card: `README.md` beside a saved model, in the form of the Hugging Face hub."""
 
 import json
-import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from pmvit.commands import versions
 from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
@@ -22,7 +21,6 @@ from pmvit.wrapping import Compression, Recipe
 
 CARD_FILE = "README.md"
 MARK = "<!-- Written by pmvit when it saves the model; without this line the text stays as it is. -->"
-LIBRARIES = ("torch", "timm", "transformers", "torchvision", "segmentation_models_pytorch")
 MEASURES = {
     "top1": ("top-1", "{:.2%}"),
     "top5": ("top-5", "{:.2%}"),
@@ -158,16 +156,9 @@ def _making(config: Mapping[str, Any], compression: Compression | None, details:
         parts.append(fenced(details.command, "sh"))
     if settings:
         parts.append(fenced(json.dumps(settings, indent=1, default=str), "json"))
-    parts.append(f"Made with pmvit {config['pmvit']}, Python {platform.python_version()}, {', '.join(_versions())}.")
+    used = {**versions(), "pmvit": config["pmvit"]}
+    parts.append(f"Made with {', '.join(f'{name} {number}' for name, number in used.items())}.")
     return [*parts, f"SHA-256 of the tensors: `{config['sha256']['model.safetensors']}`"]
-
-
-def _versions() -> list[str]:
-    found = []
-    for library in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            found.append(f"{library} {version(library)}")
-    return found
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
