@@ -25,6 +25,8 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
+from pmvit.wrapping import WrappedBlock
+
 PRUNED = -1  # the group of a token that is in no group
 
 Made = TypeVar("Made")
@@ -276,7 +278,7 @@ class TokenMatrices(nn.Module):
         return segment_sum(tokens.reshape(-1, width), repeated, all_weights).view(batch, -1, width)
 
 
-class PruneMerge(TokenMatrices):
+class PruneMerge(TokenMatrices, WrappedBlock):
     """A transformer block that runs on merged tokens: N tokens in, m through the block, N out.
 
     The block is held as it is and never changed; its M and R are those of `TokenMatrices`.

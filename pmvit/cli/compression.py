@@ -10,8 +10,8 @@ from pmvit.cli.common import (
     PLANNERS,
     app,
     blocks_of,
+    card_details,
     console,
-    facts_of,
     follow_paper,
     merge_costs_file,
     meter,
@@ -26,6 +26,7 @@ from pmvit.cli.common import (
     run_score,
     scores_file,
     settle_method,
+    source_of,
 )
 from pmvit.cli.methods import by_method
 from pmvit.cli.options import (
@@ -163,22 +164,24 @@ def compress(
     evit, tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
+    from pmvit.compression import record_source
     from pmvit.loading import open_loader
     from pmvit.methods import METHODS
     from pmvit.planning import choose_method
-    from pmvit.saving import check_output
+    from pmvit.saving import check_output, check_savable
 
     sources = [source for source in (data, scores, plan) if source is not None]
     paper = settle_method(options, paper)
     if options["method"] not in PLANNERS:
         kind = METHODS.get(options["method"])
-        if extra := sources[1:] if kind is not None and kind.looks and data is not None else sources:
+        if extra := sources[1:] if kind is not None and kind.needs_images and data is not None else sources:
             raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {extra[0]}")
         segmenter = given(options, SEGMENTER_OPTIONS)
         network = open_model(model, weights, model_arg, data_arg, device, segmenter)
         images = None if data is None else open_loader(network, data, batch_size=batch_size, workers=workers)
-        facts = facts_of(network, model, weights)
-        by_method(network, output, options, pairs("--model-arg", model_arg), facts, images, as_json=as_json)
+        card = card_details(network, model, weights)
+        origin = source_of(model, weights, model_arg, segmenter)
+        by_method(network, output, options, origin, pairs("--model-arg", model_arg), card, images, as_json=as_json)
         return
     if unused := given(options, METHOD_OPTIONS):
         raise PmvitError(f"{', '.join(unused)}: for --method tome and the like alone; see docs/methods.md")
@@ -195,6 +198,8 @@ def compress(
         pmvit.PlanConfig(**plan_options)  # a contradiction is better found before the scoring than after
     segmenter = given(options, SEGMENTER_OPTIONS)
     network = open_model(model, weights, model_arg, data_arg, here.device, segmenter)
+    arguments = pairs("--model-arg", model_arg)
+    check_savable(network, arguments)  # better found out now than after the images were measured
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
@@ -217,7 +222,8 @@ def compress(
             return
         made = pmvit.plan(source, measure=meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
-    pmvit.save(small, output, arguments=pairs("--model-arg", model_arg), facts=facts_of(network, model, weights))
+    record_source(small, **source_of(model, weights, model_arg, segmenter))
+    pmvit.save(small, output, arguments=arguments, card=card_details(network, model, weights))
     remember_command(output, after=Path(model))
     before, after = pmvit.flops(network), pmvit.flops(small)
     if as_json:
