@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit.prune_merge import Learn, TokenMatrices, checked
+from pmvit.prune_merge import Learn, TokenMatrices
 
 
 class MergedNorm(nn.Module):
@@ -23,7 +23,6 @@ class MergedNorm(nn.Module):
         self.matrices = matrices
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens = checked(tokens, self.matrices.num_patches, self.matrices.num_prefix, " before the MLP")
         normed: Tensor = self.norm(self.matrices.merge_tokens(tokens))
         return normed
 

@@ -89,7 +89,7 @@ def segment_sum(table: Tensor, rows: SparseRows, weights: Tensor) -> Tensor:
 
 def merge(tokens: Tensor, matrix: Tensor | SparseRows, weights: Tensor | None = None) -> Tensor:
     """`M Z` (Eq. 4) for (batch, tokens, width) tokens, with M dense or as sparse rows and their weights."""
-    if isinstance(matrix, Tensor):
+    if not isinstance(matrix, SparseRows):
         return torch.matmul(matrix.to(tokens.dtype), tokens)
     if weights is None:
         raise TypeError("sparse rows come with the weights of their entries; got none")
@@ -113,11 +113,11 @@ def _learned_product(tokens: Tensor, rows: SparseRows, prefix: Tensor, weights: 
 
 
 @torch.fx.wrap
-def checked(tokens: Tensor, num_patches: int, num_prefix: int, where: str = "") -> Tensor:
+def _checked(tokens: Tensor, num_patches: int, num_prefix: int) -> Tensor:
     """The tokens, or a `ValueError` if they are not as many as a plan is for."""
     if tokens.shape[1] != num_patches + num_prefix:
         raise ValueError(
-            f"expected {num_patches + num_prefix} tokens ({num_patches} patches + {num_prefix} prefix){where}, "
+            f"expected {num_patches + num_prefix} tokens ({num_patches} patches + {num_prefix} prefix), "
             f"got {tokens.shape[1]}: was the plan made for another image size?"
         )
     return tokens
@@ -247,6 +247,7 @@ class TokenMatrices(nn.Module):
 
     def merge_tokens(self, tokens: Tensor) -> Tensor:
         """`M Z`: (batch, tokens, width) to (batch, groups, width)."""
+        tokens = _checked(tokens, self.num_patches, self.num_prefix)
         rows = SparseRows(self.merge_columns, self.merge_offsets)
         return self._product(tokens, rows, self.merge_weights, self.merge_shared, self._last_merge)
 
@@ -340,7 +341,7 @@ class PruneMerge(TokenMatrices, WrappedBlock):
 
     def forward(self, tokens: Tensor, *positional: Any, **arguments: Any) -> Any:
         shape = tokens.shape
-        tokens = checked(tokens.flatten(1, -2), self.num_patches, self.num_prefix)  # a grid as one row of tokens
+        tokens = tokens.flatten(1, -2)  # rows and columns of a grid, if they come so
         merged = self.merge_tokens(tokens)
         output = self.block(merged, **self.block_arguments(positional, arguments))
         if isinstance(output, tuple):

@@ -198,9 +198,8 @@ def cheapest_form(matrix: Tensor, in_eager: bool) -> Form:
     """The form in which a transition costs least, by counting what each moves and multiplies."""
     rows, width = matrix.shape
     slots = summed_slots(matrix)
-    summed = int((slots > 0).sum()) + width if slots.any() else 0
     costs: dict[Form, float] = {
-        "gather": rows + summed + int(slots.sum()) * GATHER_ENTRY,
+        "gather": 2 * width + int(slots.sum()) * GATHER_ENTRY + rows,
         "matmul": width + width * rows * MULTIPLY + rows,
     }
     if in_eager:
