@@ -14,7 +14,7 @@ from pmvit.commands import versions
 from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
 from pmvit.planning import Plan
 from pmvit.wrapping import Compression, Recipe
@@ -88,10 +88,10 @@ def _header(model: nn.Module, what: Recipe | None, details: CardDetails) -> str:
 
 
 def _task(model: nn.Module) -> str:
-    adapter = adapter_for(model)
-    if adapter.pixel_classes(model) is not None:
+    host = host_of(model)
+    if host.outputs().pixel_classes is not None:
         return "image-segmentation"
-    return "image-feature-extraction" if adapter.num_classes(model) is None else "image-classification"
+    return "image-feature-extraction" if host.outputs().num_classes is None else "image-classification"
 
 
 def _summary(model: nn.Module, config: Mapping[str, Any], what: Recipe | None, costs: tuple[Flops, Flops]) -> list[str]:
@@ -134,11 +134,11 @@ def _blocks(plan: Plan) -> str:
 
 
 def _use(model: nn.Module) -> list[str]:
-    adapter = adapter_for(model)
-    shape = " x ".join(map(str, adapter.input_size(model)))
+    host = host_of(model)
+    shape = " x ".join(map(str, host.input_size()))
     said = f"It takes images of {shape}."
-    with suppress(PmvitError):  # an adapter need not know how images are prepared
-        config = adapter.data_config(model)
+    with suppress(PmvitError):  # a host need not know how images are prepared
+        config = host.data_config()
         said = f"It takes images of {shape}, normalised with mean {config.get('mean')} and std {config.get('std')}."
     code = "import pmvit\n\nmodel = pmvit.load('folder')  # of these files, downloaded; no network, nothing unpickled"
     return ["## Use", fenced(code, "python"), escaped(said)]
