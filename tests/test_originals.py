@@ -78,6 +78,20 @@ def test_it_is_opened_from_where_it_came(tmp_path: Path, monkeypatch: pytest.Mon
     assert original_model(pmvit.load(tmp_path / "tuned")) is None
 
 
+def test_a_file_cannot_have_other_files_read(tmp_path: Path) -> None:
+    save_file(small_vit().state_dict(), tmp_path / "weights.safetensors")
+    small = tuned(compressed())
+    arguments = {"img_size": 96, "embed_dim": 48, "depth": 3, "num_heads": 3}
+    places = ("vit_tiny_patch16_224", "hf-hub:somebody/something")
+    for name, more, found in (
+        (places[0], {}, True),
+        (places[0], {"checkpoint_path": "x.pth"}, False),
+        (places[1], {}, False),
+    ):
+        record_source(small, name, str(tmp_path / "weights.safetensors"), {**arguments, **more})
+        assert is_original(original_model(small)) is found
+
+
 def test_a_name_alone_is_not_fetched_and_the_demo_is_at_hand() -> None:
     small = tuned(compressed())
     record_source(small, "vit_tiny_patch16_224")
