@@ -9,7 +9,7 @@ from torch import nn
 
 import pmvit
 from pmvit import methods
-from pmvit.evaluation import evaluate
+from pmvit.evaluation.classification import evaluate
 from pmvit.loading import open_loader
 from pmvit.methods.attention import take
 from pmvit.methods.budget import tome_r_for
