@@ -1,15 +1,13 @@
 """What a comparison found: as a table, as JSON, and as a picture of accuracy over cost."""
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pmvit.evaluation.classification import Evaluation
 from pmvit.evaluation.measures import MEASURES, main_measure
 from pmvit.evaluation.segmentation import SegmentationEvaluation
-from pmvit.evaluation.tables import NOT_MEASURED, format_number, markdown_table
-from pmvit.files import write_atomically, write_text
+from pmvit.evaluation.tables import NOT_MEASURED, Results, format_number
 from pmvit.runtime.bench.table import BenchmarkRow
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#555555")
@@ -52,14 +50,13 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Results):
     """All methods on the same images, and where their speed was measured."""
 
     rows: list[ComparisonRow]
-    environment: dict[str, Any] = field(default_factory=dict)
+    name: ClassVar = "comparison"
 
     def columns(self) -> list[str]:
-        """The heads of the table: what was measured."""
         measures = [MEASURES[name].title for name in self._measures()]
         return ["method", "GFLOPs", *measures, *(f"{runtime}, batch {n}" for runtime, n in self._settings()), "exports"]
 
@@ -85,19 +82,6 @@ class Comparison:
     def _settings(self) -> list[tuple[str, int]]:
         """Runtimes and batch sizes."""
         return list(dict.fromkeys((speed.runtime, speed.batch) for row in self.rows for speed in row.speeds))
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
-
-    def to_markdown(self) -> str:
-        said = ", ".join(f"{name} {value}" for name, value in self.environment.items())
-        return (f"{said}.\n\n" if said else "") + markdown_table(self.columns(), self.cells()) + "\n"
-
-    def write(self, folder: Path) -> None:
-        """Write `comparison.json`, `comparison.md` and `comparison.png`."""
-        write_text(folder / "comparison.json", self.to_json())
-        write_text(folder / "comparison.md", self.to_markdown())
-        write_atomically(folder / "comparison.png", self.draw)
 
     def front(self) -> list[ComparisonRow]:
         """Those that no other one beats in both cost and quality, from the cheapest on."""

@@ -4,7 +4,7 @@ embeddings where there are no classes."""
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -166,27 +166,14 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
     """What one evaluation of all images would give, from evaluations of parts of them."""
     images = sum(part.images for part in parts)
     means = {}
-    for name in MEANS:
-        values = [(getattr(part, name), part.images) for part in parts]
-        if all(value is not None for value, _ in values):
-            means[name] = sum(value * count for value, count in values) / images
+    for name, first in vars(parts[0]).items():
+        if isinstance(first, float):
+            means[name] = sum(getattr(part, name) * part.images for part in parts) / images
     return _evaluation(images, sum(part.broken for part in parts), means)
 
 
-MEANS = ("top1", "top5", "cross_entropy", "agreement", "kl", "reference_top1", "cosine")
-
-
-def _evaluation(images_seen: int, broken: int, means: dict[str, float]) -> Evaluation:
+def _evaluation(images: int, broken: int, means: dict[str, float]) -> Evaluation:
     top1 = means.get("top1")
-    return Evaluation(
-        images=images_seen,
-        broken=broken,
-        top1=top1,
-        top1_error=None if top1 is None else math.sqrt(top1 * (1 - top1) / images_seen),
-        top5=means.get("top5"),
-        cross_entropy=means.get("cross_entropy"),
-        agreement=means.get("agreement"),
-        kl=means.get("kl"),
-        reference_top1=means.get("reference_top1"),
-        cosine=means.get("cosine"),
-    )
+    error = None if top1 is None else math.sqrt(top1 * (1 - top1) / images)
+    found = {field.name: means.get(field.name) for field in fields(Evaluation)}
+    return Evaluation(**{**found, "images": images, "broken": broken, "top1_error": error})

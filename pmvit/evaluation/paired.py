@@ -56,8 +56,8 @@ def evaluate_pair(
     if labels_pixels(model):
         counts = count_pixels(model, shown, reference=original, progress=progress)
         images, measures = counts.evaluation().images, [_single("pixel_agreement", _shares(counts.same, counts.pixels))]
-        if counts.classes[0]:
-            measures.insert(0, _paired_iou(*(torch.cat(counted) for counted in counts.classes)))
+        if counts.models[0].classes:
+            measures.insert(0, _paired_iou(*(torch.cat(one.classes) for one in counts.models)))
     else:
         (own, before), images = measure_each_image([model, original], shown, original, progress)
         names = [name for name in MEASURES if name in own]

@@ -31,11 +31,11 @@ class SegmentationEvaluation(WithQuality):
         pixel_accuracy: Share of the labelled pixels whose class is right.
         class_iou: Intersection over union of each class, `None` for one that is nowhere.
         agreement: Share of all pixels to which model and reference give the same class.
+        gflops: Of the model for one window, at its real size (MACs).
+        windows: Windows an image takes, on average.
         reference_miou: Mean IoU of the reference on the same images.
         reference_pixel_accuracy: Pixel accuracy of the reference.
-        gflops: Of the model for one window, at its real size (MACs).
-        reference_gflops: The same of the reference.
-        windows: Windows an image takes, on average.
+        reference_gflops: GFLOPs of the reference.
         fps: Images a second, each in its windows, without reading and preparing them; model and reference take turns.
         reference_fps: The same of the reference.
     """
@@ -46,11 +46,11 @@ class SegmentationEvaluation(WithQuality):
     pixel_accuracy: float | None
     class_iou: tuple[float | None, ...] | None
     agreement: float | None
-    reference_miou: float | None
-    reference_pixel_accuracy: float | None
     gflops: float
-    reference_gflops: float | None
     windows: float
+    reference_miou: float | None = None
+    reference_pixel_accuracy: float | None = None
+    reference_gflops: float | None = None
     fps: float | None = field(default=None, compare=False)
     reference_fps: float | None = field(default=None, compare=False)
 
@@ -94,24 +94,29 @@ def _number(value: Tensor) -> float | None:
 
 
 @dataclass
+class ModelCounts:
+    """What one model costs, took for the images that were timed, and what `count_classes` found of it."""
+
+    gflops: float
+    seconds: float = 0.0
+    classes: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
 class SegmentationCounts:
     """What was counted on some images; counts of other images can be added.
 
     Attributes:
-        gflops: Of the model, and of the reference if there is one.
-        seconds: What each of them took for the images that were timed.
-        classes: For each of them what `count_classes` found on the images with masks.
+        models: Of the model, and of the reference if there is one.
         images: How many images.
         broken: Images that could not be read.
         windows: Windows run, by each model.
-        pixels: Of each image that both models saw.
+        pixels: Of each image that both models labelled.
         same: Those of them to which both give the same class.
         timed: How many images were timed: all but those of the first batch, which warms up.
     """
 
-    gflops: list[float]
-    seconds: list[float]
-    classes: list[list[Tensor]]
+    models: list[ModelCounts]
     images: int = 0
     broken: int = 0
     windows: int = 0
@@ -122,35 +127,35 @@ class SegmentationCounts:
     def evaluation(self) -> SegmentationEvaluation:
         if not self.images:
             raise PmvitError("expected at least one image to evaluate on; got none")
-        model, *others = (torch.cat(counted).sum(0) if counted else None for counted in self.classes)
-        reference = others[0] if others else None
+        (own, *reference) = (self._measured(model) for model in self.models)
+        counts = self.models[0].classes
         return SegmentationEvaluation(
             images=self.images,
             broken=self.broken,
-            miou=None if model is None else _number(mean_iou(model)),
-            pixel_accuracy=None if model is None else _number(pixel_accuracy(model)),
-            class_iou=None if model is None else tuple(map(_number, class_iou(model))),
+            class_iou=tuple(map(_number, class_iou(torch.cat(counts).sum(0)))) if counts else None,
             agreement=sum(self.same) / sum(self.pixels) if self.pixels else None,
-            reference_miou=None if reference is None else _number(mean_iou(reference)),
-            reference_pixel_accuracy=None if reference is None else _number(pixel_accuracy(reference)),
-            gflops=self.gflops[0],
-            reference_gflops=self.gflops[1] if others else None,
             windows=self.windows / self.images,
-            fps=self._fps(0),
-            reference_fps=self._fps(1) if others else None,
+            **own,
+            **{f"reference_{name}": value for measured in reference for name, value in measured.items()},
         )
 
-    def _fps(self, model: int) -> float | None:
-        return self.timed / self.seconds[model] if self.timed else None
+    def _measured(self, model: ModelCounts) -> dict[str, Any]:
+        counts = torch.cat(model.classes).sum(0) if model.classes else None
+        return {
+            "miou": None if counts is None else _number(mean_iou(counts)),
+            "pixel_accuracy": None if counts is None else _number(pixel_accuracy(counts)),
+            "gflops": model.gflops,
+            "fps": self.timed / model.seconds if self.timed else None,
+        }
 
 
 def pooled(parts: Sequence[SegmentationCounts]) -> SegmentationEvaluation:
     """What one evaluation of all images gives, from counts of parts of them."""
     total, *others = parts
     for part in others:
-        for counted, more in zip(total.classes, part.classes, strict=True):
-            counted += more
-        total.seconds = [own + more for own, more in zip(total.seconds, part.seconds, strict=True)]
+        for own, more in zip(total.models, part.models, strict=True):
+            own.seconds += more.seconds
+            own.classes += more.classes
         for name in ("images", "broken", "windows", "pixels", "same", "timed"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
     return total.evaluation()
@@ -202,7 +207,7 @@ def count_pixels(
     size = window or adapter.input_size(model)[1:]
     strides = check_stride(size, stride)
     models = [model] if reference is None else [model, reference]
-    counts = SegmentationCounts([flops(each).gflops for each in models], [0.0 for _ in models], [[] for _ in models])
+    counts = SegmentationCounts([ModelCounts(flops(each).gflops) for each in models])
     with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
         for batch in track(data, "evaluate", count_batches(data), show=progress):
             images, labels = unpack(batch)
@@ -214,15 +219,15 @@ def count_pixels(
             counts.images += len(images)
             counts.windows += len(images) * count_windows((images.shape[-2], images.shape[-1]), size, strides)
             predictions = []
-            for index, each in enumerate(models):
+            for each, of_model in zip(models, counts.models, strict=True):
                 begun = time.perf_counter()
                 scores = sliding_logits(each, images.to(device), size, strides, batch_size=batch_size)
                 if device.type != "cpu":
                     torch.accelerator.synchronize()
-                counts.seconds[index] += time.perf_counter() - begun if is_warm else 0.0
+                of_model.seconds += time.perf_counter() - begun if is_warm else 0.0
                 predictions.append(classes_at(scores, at_size))
                 if labels is not None:
-                    counts.classes[index].append(count_classes(predictions[-1], labels, classes))
+                    of_model.classes.append(count_classes(predictions[-1], labels, classes))
             counts.timed += len(images) if is_warm else 0
             if reference is not None:
                 counts.pixels += [image.numel() for image in predictions[0]]

@@ -1,13 +1,11 @@
 """What a benchmark found: as a table, as JSON and as bars."""
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.tables import NOT_MEASURED, format_number, markdown_table
-from pmvit.files import write_atomically, write_text
+from pmvit.evaluation.tables import NOT_MEASURED, Results, format_number
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#999999", "#cc79a7", "#56b4e9", "#d55e00")
 
@@ -43,18 +41,21 @@ class BenchmarkRow:
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(Results):
     """Rows, and where they were measured."""
 
     rows: list[BenchmarkRow]
-    environment: dict[str, Any] = field(default_factory=dict)
-    COLUMNS: ClassVar = (
-        *("runtime", "batch", "variant", "GFLOPs", "images/s", "p50 ms", "p95 ms", "speed-up", "of bound"),
-        *("efficiency", "MB"),
+    name: ClassVar = "benchmark"
+    note: ClassVar = (
+        "Ratios are medians over rounds in which all variants of a runtime take turns, with 95 % bootstrap intervals."
     )
 
+    def columns(self) -> list[str]:
+        times = ["images/s", "p50 ms", "p95 ms", "speed-up", "of bound"]
+        return ["runtime", "batch", "variant", "GFLOPs", *times, "efficiency", "MB"]
+
     def cells(self) -> list[list[str]]:
-        """The rows as text, under `COLUMNS`; a variant that did not run says why in place of its speed-up."""
+        """The rows as text; a variant that did not run says why in place of its speed-up."""
         return [
             [
                 row.runtime,
@@ -71,20 +72,6 @@ class Benchmark:
             for row in self.rows
         ]
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
-
-    def to_markdown(self) -> str:
-        said = ", ".join(f"{name} {value}" for name, value in self.environment.items())
-        ratios = "Ratios are medians over rounds in which all variants of a runtime take turns, with 95 % bootstrap"
-        return f"{said}. {ratios} intervals.\n\n{markdown_table(self.COLUMNS, self.cells())}\n"
-
-    def write(self, folder: Path) -> None:
-        """Write `benchmark.json`, `benchmark.md` and `benchmark.png`."""
-        write_text(folder / "benchmark.json", self.to_json())
-        write_text(folder / "benchmark.md", self.to_markdown())
-        write_atomically(folder / "benchmark.png", self.draw)
-
     def draw(self, path: Path) -> None:
         """Speed-ups as bars with their intervals, one panel a runtime."""
         from matplotlib.figure import Figure
@@ -96,9 +83,9 @@ class Benchmark:
         axes = figure.subplots(1, len(runtimes), sharey=True, squeeze=False)[0]
         width = 0.8 / max(1, len(names))
         for axis, runtime in zip(axes, runtimes, strict=True):
-            for place, name in enumerate(names):
+            for index, name in enumerate(names):
                 found = [
-                    (batches.index(row.batch) + (place - (len(names) - 1) / 2) * width, row.speedup)
+                    (batches.index(row.batch) + (index - (len(names) - 1) / 2) * width, row.speedup)
                     for row in self.rows
                     if (row.runtime, row.variant) == (runtime, name) and row.speedup is not None
                 ]
@@ -107,7 +94,7 @@ class Benchmark:
                     [ratio.value - ratio.low for _, ratio in found],
                     [ratio.high - ratio.value for _, ratio in found],
                 ]
-                style = {"yerr": ends, "capsize": 2, "label": name, "color": COLOURS[place % len(COLOURS)]}
+                style = {"yerr": ends, "capsize": 2, "label": name, "color": COLOURS[index % len(COLOURS)]}
                 axis.bar([at for at, _ in found], heights, width * 0.92, **style)
             axis.axhline(1.0, color="black", linewidth=0.8)
             axis.set(title=runtime, xticks=range(len(batches)), xticklabels=[f"batch {batch}" for batch in batches])
