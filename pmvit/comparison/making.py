@@ -11,7 +11,7 @@ from pmvit.comparison.weights import prune_weights
 from pmvit.compression import compress
 from pmvit.errors import PmvitError
 from pmvit.measuring import MergeCosts, Scores
-from pmvit.methods import METHODS, apply
+from pmvit.methods import METHODS
 from pmvit.methods.budget import nearest
 from pmvit.planning import plan
 
@@ -27,7 +27,7 @@ class MethodInputs:
     Attributes:
         scores: What `prune-merge` plans with.
         merge_costs: What `measured` plans with.
-        images: A loader, for methods that look at images, and for the gradients of `taylor-pruning`.
+        images: A loader, for methods that need images, and for the gradients of `taylor-pruning`.
     """
 
     scores: Scores | None = None
@@ -38,7 +38,9 @@ class MethodInputs:
         """All methods that need no training and for which there is all that they need."""
         ours = [name for name, found in zip(OURS, (self.scores, self.merge_costs), strict=True) if found is not None]
         has_images = self.images is not None
-        others = [name for name, kind in METHODS.items() if not kind.learns and (has_images or not kind.looks)]
+        others = [
+            name for name, kind in METHODS.items() if not kind.needs_training and (has_images or not kind.needs_images)
+        ]
         weights = [name for name, kind in WEIGHTS.items() if has_images or kind != "taylor"]
         return [*ours, *others, *(weights if find_spec("torch_pruning") is not None else [])]
 
@@ -69,7 +71,7 @@ def make_smaller(
         small, ratio = prune_weights(model, gflops, importance, inputs.images)
         return small, {"importance": importance, "ratio": ratio}
     kind = METHODS[method]
-    found, reached = nearest(model, kind, gflops, data=inputs.images if kind.looks else None)
+    found, reached = nearest(model, kind, gflops, data=inputs.images if kind.needs_images else None)
     if abs(reached - gflops) > FAR * gflops:
         raise PmvitError(f"the nearest that it comes to {gflops:.4g} GFLOPs is {reached:.4g}")
-    return apply(model, found), found.describe()["options"]
+    return compress(model, found), found.describe()["options"]

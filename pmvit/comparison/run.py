@@ -11,7 +11,7 @@ from torch import nn
 
 from pmvit.comparison.making import OURS, MethodInputs, check_methods, make_smaller
 from pmvit.comparison.table import Comparison, ComparisonRow
-from pmvit.compression import is_compressed
+from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import Evaluation, evaluate_all
 from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation, labels_pixels
@@ -19,7 +19,7 @@ from pmvit.hosts import adapter_for
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring import MergeCosts, Scores
 from pmvit.measuring.flops import flops
-from pmvit.methods import method_of
+from pmvit.methods import Method
 from pmvit.progress import track
 from pmvit.runtime.bench.run import Makers, first_line, known_runtimes, measure, ready
 from pmvit.runtime.bench.variants import variant
@@ -72,7 +72,7 @@ def compare(
     Raises:
         PmvitError: If the model is compressed, or there is no such method.
     """
-    if is_compressed(model):
+    if compression_of(model) is not None:
         raise PmvitError("expected an original model to compare methods on; this one is compressed: use the original")
     budgets = [gflops] if isinstance(gflops, (int, float)) else list(gflops)
     inputs = MethodInputs(scores, merge_costs, images)
@@ -90,8 +90,9 @@ def compare(
         except PmvitError as error:
             rows.append(replace(row, failure=str(error)))
     for name, other in (others or {}).items():
-        used = method_of(other)
-        rows.append(ComparisonRow(name, "given", {} if used is None else used.describe()))
+        used = compression_of(other)
+        described = used.what.describe() if used is not None and isinstance(used.what, Method) else {}
+        rows.append(ComparisonRow(name, "given", described))
         models[name] = other
     evaluations: dict[str, Evaluation | SegmentationEvaluation]
     if labels_pixels(model):

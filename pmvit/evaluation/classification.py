@@ -175,5 +175,5 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
 def _evaluation(images: int, broken: int, means: dict[str, float]) -> Evaluation:
     top1 = means.get("top1")
     error = None if top1 is None else math.sqrt(top1 * (1 - top1) / images)
-    found = {field.name: means.get(field.name) for field in fields(Evaluation)}
+    found: dict[str, Any] = {field.name: means.get(field.name) for field in fields(Evaluation)}
     return Evaluation(**{**found, "images": images, "broken": broken, "top1_error": error})
