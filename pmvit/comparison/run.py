@@ -14,6 +14,7 @@ from pmvit.comparison.table import Comparison, ComparisonRow
 from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import Evaluation, evaluate_all
+from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation, labels_pixels
 from pmvit.hosts import adapter_for
 from pmvit.hosts.outputs import as_module
@@ -94,13 +95,15 @@ def compare(
         described = used.what.describe() if used is not None and isinstance(used.what, Method) else {}
         rows.append(ComparisonRow(name, "given", described))
         models[name] = other
+    reference = Reference(model, "original")
     evaluations: dict[str, Evaluation | SegmentationEvaluation]
     if labels_pixels(model):
         evaluations = {
-            name: evaluate_segmentation(each, data, reference=model, progress=progress) for name, each in models.items()
+            name: evaluate_segmentation(each, data, reference=reference, progress=progress)
+            for name, each in models.items()
         }
     else:
-        found = evaluate_all(list(models.values()), data, reference=model, progress=progress)
+        found = evaluate_all(list(models.values()), data, reference=reference, progress=progress)
         evaluations = dict(zip(models, found, strict=True))
     for index, row in enumerate(rows):
         if row.name in models:

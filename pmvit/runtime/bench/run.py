@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pmvit._system import keep_freed_memory
 from pmvit.compression import compress, plan_of
 from pmvit.errors import PmvitError
+from pmvit.evaluation.reference import TITLES
 from pmvit.hosts import adapter_for
 from pmvit.hosts.host import Target
 from pmvit.hosts.outputs import as_module
@@ -39,7 +40,6 @@ INT8 = "-int8"  # behind the name of a variant: quantised
 ALIASES = {"onnxruntime": "onnx"}
 Makers = dict[str, Callable[[Target], nn.Module]]
 DEFAULT = ("original", "compressed", "optimized", "bound")
-UNCOMPRESSED = "the same weights uncompressed"
 
 
 def benchmark(
@@ -97,7 +97,7 @@ def benchmark(
         memory=memory,
         progress=progress,
     )
-    return Benchmark(result.rows, {**result.environment, "original": UNCOMPRESSED})
+    return Benchmark(result.rows, {**result.environment, "original": TITLES["uncompressed"]})
 
 
 def known_runtimes(names: Sequence[str]) -> list[str]:
