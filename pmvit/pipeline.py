@@ -88,6 +88,7 @@ def run(
         validation = open_validation(
             model, val, labels=tuning.labels, workers=tuning.workers, process=process, first_label=first_label
         )
+        check_savable(model, arguments)
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
     is_measured = choose_method(model, planning, scoring) == "measured"
     source = folder / (MERGE_COSTS_FILE if is_measured else SCORES_FILE)

@@ -16,7 +16,7 @@ from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import Evaluation, evaluate_all
 from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation, labels_pixels
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring import MergeCosts, Scores
 from pmvit.measuring.flops import flops
@@ -117,7 +117,7 @@ def compare(
 
 def try_export(model: nn.Module) -> dict[str, Any]:
     """Fields of a row: whether `torch.export` makes a graph of a model for any batch size, and if not, why."""
-    images = built_in_images(adapter_for(model).input_size(model), 2)
+    images = built_in_images(host_of(model).input_size(), 2)
     try:
         as_exported(as_module(copy.deepcopy(model).cpu().float().requires_grad_(False)), images, any_batch=True)
     except Exception as error:  # whatever the exporter stumbles over is the result

@@ -14,7 +14,7 @@ from pmvit.errors import PmvitError
 from pmvit.evaluation.measures import WithQuality
 from pmvit.evaluation.reference import Reference, named
 from pmvit.evaluation.sliding import check_stride, count_windows, sliding_logits
-from pmvit.hosts import adapter_for, find_adapter
+from pmvit.hosts import find_host, host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.measuring.flops import flops
 from pmvit.progress import track
@@ -60,8 +60,8 @@ class SegmentationEvaluation(WithQuality):
 
 def labels_pixels(model: nn.Module) -> bool:
     """Whether a model labels the pixels of an image, and not the image."""
-    adapter = find_adapter(model)
-    return adapter is not None and adapter.pixel_classes(model) is not None
+    host = find_host(model)
+    return host is not None and host.outputs().pixel_classes is not None
 
 
 def count_classes(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -205,12 +205,12 @@ def count_pixels(
     progress: bool = True,
 ) -> SegmentationCounts:
     """`evaluate_segmentation` of a part of the images: what `pooled` puts together."""
-    adapter = adapter_for(model)
-    classes = adapter.pixel_classes(model)
+    host = host_of(model)
+    classes = host.outputs().pixel_classes
     if classes is None:
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not: use evaluate")
     device = next(model.parameters()).device
-    size = window or adapter.input_size(model)[1:]
+    size = window or host.input_size()[1:]
     strides = check_stride(size, stride)
     compared_with, name = named(reference)
     models = [model] if compared_with is None else [model, compared_with]
