@@ -12,6 +12,7 @@ from pmvit._system import this_process, wait_for_all
 from pmvit.card import CardDetails, write_card
 from pmvit.compression import compress
 from pmvit.errors import PmvitError
+from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.files import check_fields, read_document, write_text
 from pmvit.fingerprint import fingerprint
@@ -160,7 +161,7 @@ def _evaluate(
     models = {"original": model, "compressed": load(folder / COMPRESSED), "tuned": load(folder)}
     rows = {}
     for stage, candidate in models.items():
-        reference = None if stage == "original" and tuning.labels else model
+        reference = None if stage == "original" and tuning.labels else Reference(model, "original")
         result = validate(
             candidate.to(device),
             loader,

@@ -83,5 +83,4 @@ def _speed(model: nn.Module, original: nn.Module, progress: bool) -> dict[str, A
     if plan_of(model) is not None:
         makers["optimized"] = partial(variant, "optimized", copy.deepcopy(model).to("cpu", torch.float32))
     batches = BATCHES if flops(original).gflops < LARGE_GFLOPS else BATCHES[:1]
-    found = measure_speed(model, makers, ["eager"], batches, ROUNDS, None, None, False, progress)
-    return {"environment": found.environment, "rows": [asdict(row) for row in found.rows]}
+    return asdict(measure_speed(model, makers, batches=batches, rounds=ROUNDS, progress=progress))

@@ -1,5 +1,6 @@
 """What segmenters make of images: input, ground truth, original, compressed and difference side by side."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch import Tensor
 from pmvit.data.batches import IGNORED
 from pmvit.data.folder import Broken
 from pmvit.errors import PmvitError
-from pmvit.evaluation.segmentation import PixelCounts
+from pmvit.evaluation.segmentation import count_classes, mean_iou
 from pmvit.reporting.canvas import numbered_stem, write_png
 from pmvit.reporting.colours import NEUTRAL, palette
 from pmvit.reporting.legend import Entry
@@ -59,9 +60,9 @@ class SegmentedImage:
     def _miou(self, predicted: Tensor) -> float | None:
         if self.labels is None:
             return None
-        counts = PixelCounts(self.classes, self.labels.device)
-        counts.add(predicted[None].long(), self.labels[None].long())
-        return counts.miou()
+        counts = count_classes(predicted[None].long(), self.labels[None].long(), self.classes)
+        miou = float(mean_iou(counts[0]))
+        return None if math.isnan(miou) else miou
 
     def panels(self) -> list[Panel]:
         """The pictures of the columns, with captions."""

@@ -9,7 +9,7 @@ from torch import nn
 
 import pmvit
 from pmvit.compression import compression_of
-from pmvit.evaluation import evaluate
+from pmvit.evaluation.classification import evaluate
 from pmvit.loading import open_loader
 from pmvit.methods import Tome, make_method
 from pmvit.methods.attention import take
