@@ -17,7 +17,7 @@ from pmvit.hosts import adapter_for
 from pmvit.methods import compress as put_method
 from pmvit.planning import LayerPlan, Plan
 from pmvit.reporting.blocks import blocks_of, describe_blocks
-from pmvit.reporting.cam import agreement, explain
+from pmvit.reporting.pictures.cam import agreement, explain
 from tests.data.test_segmentation_data import write_image
 from tests.helpers import compressed, small_plan, small_vit
 from tests.segmenters import small_segmenter

@@ -20,7 +20,8 @@ from pmvit.evaluation.sliding import check_stride, sliding_logits
 from pmvit.hosts import adapter_for
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.progress import track
-from pmvit.reporting.segmentation import Segmentation, SegmentedImage, read_names
+from pmvit.reporting.class_names import class_names
+from pmvit.reporting.pictures.segmentation import Segmentation, SegmentedImage
 
 
 def segment(
@@ -43,7 +44,7 @@ def segment(
         data: Images with masks, as `open_pairs` knows them; images alone, as `open_source` does; or an image file.
         original: What the model is compared with; for a compressed one, its own weights uncompressed if not given.
         images: How many, taken evenly from all there are; the first ones of a stream.
-        names: A text file with the names of the classes, one a line.
+        names: A text file with the names of the classes, one a line; those that the model says if not given.
         stride: Pixels from one window to the next; the window itself if not given.
         batch_size: Windows that run at a time.
         split: Which images with masks, where `data` does not say.
@@ -67,7 +68,7 @@ def segment(
     _check_alike(models)
     window = adapter.input_size(model)[1:]
     strides = check_stride(window, stride)
-    words = () if names is None else read_names(Path(names), classes)
+    words = class_names(model, names)
     config = adapter.data_config(model)
     preparation, mode = Preparation.of(config), color_mode(config)
     device = next(model.parameters()).device

@@ -1,9 +1,9 @@
 """A model beside other methods: quality over cost, and their numbers."""
 
 from pmvit.errors import PmvitError
-from pmvit.reporting import wording
-from pmvit.reporting.charts import Series, line_chart
-from pmvit.reporting.sections import Cell, Json, Section, Table
+from pmvit.reporting.page import wording
+from pmvit.reporting.page.sections import Cell, Json, Section, Table
+from pmvit.reporting.pictures.charts import Series, line_chart
 
 
 def comparison_section(comparison: Json, where: str) -> Section:
@@ -25,7 +25,7 @@ def comparison_section(comparison: Json, where: str) -> Section:
         some = sorted(some, key=lambda row: float(row["gflops"]))
         points = [(row["gflops"], factor * row["evaluation"][quality]) for row in some]
         titles = [f"{row['name']}: {x:.3g} GFLOPs, {y:.1f}" for row, (x, y) in zip(some, points, strict=True)]
-        series.append(Series(kind, points, titles, None if kind == "original" else colour, marks=True))
+        series.append(Series(kind, points, titles, None if kind == "original" else colour))
         colour += kind != "original"
     chart = line_chart("Quality over cost", series, "GFLOPs (MACs) an image", wording.TITLES[quality] + unit)
     places = list(dict.fromkeys((s["runtime"], s["batch"]) for row in rows for s in row.get("speeds") or ()))

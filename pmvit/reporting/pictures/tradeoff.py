@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pmvit.errors import PmvitError
 from pmvit.files import write_atomically
-from pmvit.reporting.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from pmvit.reporting.pictures.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

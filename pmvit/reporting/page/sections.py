@@ -1,4 +1,4 @@
-"""The parts of a report: facts and measurements as tables, charts and sentences."""
+"""The parts of a report: measurements as tables, charts and sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from typing import Any
 
 from pmvit.errors import PmvitError
 from pmvit.evaluation.intervals import wilson
-from pmvit.reporting import wording
-from pmvit.reporting.charts import Chart, Series, line_chart
+from pmvit.reporting.page import wording
+from pmvit.reporting.pictures.charts import Chart, Series, line_chart
 
 Json = dict[str, Any]
 
@@ -173,7 +173,7 @@ def curves(metrics: list[Json]) -> list[Chart]:
         points = [(line["epoch"], factor * line[name]) for line in epochs if line.get(name) is not None]
         if points:
             unit = f"{wording.TITLES[name]}{' (%)' if factor == 100 else ''}"
-            one = Series(wording.TITLES[name], points, [f"epoch {x:g}: {y:.2f}" for x, y in points], 2, marks=True)
+            one = Series(wording.TITLES[name], points, [f"epoch {x:g}: {y:.2f}" for x, y in points], 2)
             made.append(line_chart("Validation", [one], "epoch", unit))
             break
     rates = _over_steps(steps, {"lr": "weights", "matrix_lr": "M and R"}, scale=1e4)

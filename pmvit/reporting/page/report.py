@@ -7,16 +7,16 @@ from typing import Any
 from torch import nn
 
 from pmvit.commands import versions
+from pmvit.data import demo
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
 from pmvit.fingerprint import fingerprint
-from pmvit.reporting import sections, summary
-from pmvit.reporting.compared import comparison_section
-from pmvit.reporting.facts import Facts, collect, read_json
-from pmvit.reporting.gallery import DEMO
-from pmvit.reporting.measured import Measured, measure
-from pmvit.reporting.sections import Section
-from pmvit.reporting.templates import content_hash, environment, read_web, viewer_data
+from pmvit.reporting.page import sections, summary
+from pmvit.reporting.page.comparison import comparison_section
+from pmvit.reporting.page.measurements import Measurements, measure
+from pmvit.reporting.page.sections import Section
+from pmvit.reporting.page.templates import content_hash, environment, read_web, viewer_data
+from pmvit.reporting.saved_model import SavedModel, open_saved, read_json
 
 LARGEST_MEGABYTES = 5
 SCRIPTS = ("theme.js", "viewer.js", "report.js")
@@ -65,23 +65,24 @@ def report(
     path, output = Path(path), Path(output)
     if output.is_dir():
         raise PmvitError(f"expected the name of a file to write, got the folder {output}: use {output / 'report.html'}")
-    facts = collect(path, original)
+    saved = open_saved(path, original)
     store = output.with_suffix(".json")
-    found = _known(facts, store, data, original, limit)
+    found = _known(saved, store, data, original, limit)
     if found is None and data is not None:
-        of = _key(facts, data, limit)
-        options: dict[str, Any] = {"limit": limit, "names": names, "workers": workers, "progress": progress}
-        found = measure(facts.model, facts.original, data, of, **options)
+        of = _key(saved, data, limit)
+        found = measure(
+            saved.model, saved.original, data, of, limit=limit, names=names, workers=workers, progress=progress
+        )
         found.write(store)
     judged = found.evaluation if found is not None else None
     if found is not None:
-        facts = replace(facts, original_title=found.of["compared_with"])
+        saved = replace(saved, original_title=found.of["compared_with"])
     if evaluation is not None:
         judged = sections.from_evaluate(read_json(Path(evaluation)), str(evaluation))
     timed = _beside(path, benchmark, BENCHMARK_FILE) or (found.speed if found is not None else None)
     compared = _beside(path, comparison, COMPARISON_FILE)
     pictures = found.pictures if found is not None else []
-    page = render(facts, judged, timed, compared, pictures, str(comparison or COMPARISON_FILE))
+    page = render(saved, judged, timed, compared, pictures, str(comparison or COMPARISON_FILE))
     size = len(page.encode()) / 1e6
     if size > LARGEST_MEGABYTES:
         raise PmvitError(f"the report would have {size:.1f} MB, more than {LARGEST_MEGABYTES}: shorten the comparison")
@@ -89,20 +90,20 @@ def report(
     return output
 
 
-def _key(facts: Facts, data: str | Path | None, limit: int | None) -> dict[str, Any]:
-    where = str(data) if data == DEMO or not Path(str(data)).exists() else str(Path(str(data)).resolve())
-    original = {"original": fingerprint(facts.original), "compared_with": facts.original_title}
-    return {"model": facts.checksum, **original, "data": where, "limit": limit}
+def _key(saved: SavedModel, data: str | Path | None, limit: int | None) -> dict[str, Any]:
+    where = str(data) if data == demo.NAME or not Path(str(data)).exists() else str(Path(str(data)).resolve())
+    original = {"original": fingerprint(saved.original), "compared_with": saved.original_title}
+    return {"model": saved.checksum, **original, "data": where, "limit": limit}
 
 
 def _known(
-    facts: Facts, store: Path, data: str | Path | None, original: str | Path | nn.Module | None, limit: int | None
-) -> Measured | None:
+    saved: SavedModel, store: Path, data: str | Path | None, original: str | Path | nn.Module | None, limit: int | None
+) -> Measurements | None:
     """What was measured before of this model; of other images or another original only if none were asked for."""
     if not store.exists():
         return None
-    found = Measured.read(store)
-    wanted = _key(facts, data, limit)
+    found = Measurements.read(store)
+    wanted = _key(saved, data, limit)
     asked = ["model", *(["original"] if original is not None else []), *(["original", "data", "limit"] if data else [])]
     return found if all(found.of.get(name) == wanted[name] for name in asked) else None
 
@@ -119,7 +120,7 @@ def _beside(path: Path, given: str | Path | None, name: str) -> dict[str, Any] |
 
 
 def render(
-    facts: Facts,
+    saved: SavedModel,
     evaluation: dict[str, Any] | None,
     speed: dict[str, Any] | None,
     comparison: dict[str, Any] | None,
@@ -127,19 +128,19 @@ def render(
     where: str = COMPARISON_FILE,
 ) -> str:
     """The page as text."""
-    again = f"pmvit report {facts.path}"
+    again = f"pmvit report {saved.path}"
     stages = ["original", "compressed"]
     accuracy = Section(missing=f"Not measured yet: {again} --data IMAGES measures accuracy before and after.")
-    tables = [sections.stages_table(facts.stages)] if facts.stages else []
+    tables = [sections.stages_table(saved.stages)] if saved.stages else []
     if evaluation is not None:
         tables.insert(0, sections.accuracy_table(evaluation, stages))
     if tables:
         accuracy = Section(tables)
-    timed = Section(missing=f"Not measured yet: pmvit benchmark {facts.path} -o {facts.path} measures it.")
+    timed = Section(missing=f"Not measured yet: pmvit benchmark {saved.path} -o {saved.path} measures it.")
     if speed is not None:
         timed = Section([sections.speed_table(speed)])
-    learning = Section(missing=f"This model was not fine-tuned: pmvit finetune {facts.path} --data IMAGES -o tuned/.")
-    if charts := sections.curves(facts.metrics):
+    learning = Section(missing=f"This model was not fine-tuned: pmvit finetune {saved.path} --data IMAGES -o tuned/.")
+    if charts := sections.curves(saved.metrics):
         learning = Section(charts=charts)
     others = Section(missing="Not compared yet: pmvit compare puts this model beside other methods at equal cost.")
     if comparison is not None:
@@ -149,19 +150,19 @@ def render(
         environment()
         .get_template("report.html")
         .render(
-            title=facts.config["model"]["architecture"],
-            subtitle=summary.subtitle(facts),
-            cards=sections.cards((facts.costs[0].gflops, facts.costs[1].gflops), evaluation, speed),
-            what=summary.what(facts),
+            title=saved.config["model"]["architecture"],
+            subtitle=summary.subtitle(saved),
+            cards=sections.cards((saved.costs[0].gflops, saved.costs[1].gflops), evaluation, speed),
+            what=summary.what(saved),
             accuracy=accuracy,
             speed=timed,
             learning=learning,
             comparison=others,
-            blocks=facts.blocks,
-            no_blocks=facts.no_blocks,
-            viewer=viewer_data(facts.blocks, facts.model, pictures) if facts.blocks is not None else None,
-            commands=summary.commands(facts),
-            settings=summary.settings(facts),
+            blocks=saved.blocks,
+            no_blocks=saved.no_blocks,
+            viewer=viewer_data(saved.blocks, saved.model, pictures) if saved.blocks is not None else None,
+            commands=summary.commands(saved),
+            settings=summary.settings(saved),
             versions=versions(),
             style=style,
             script=script,

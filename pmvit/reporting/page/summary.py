@@ -6,63 +6,63 @@ from pmvit.commands import this_command
 from pmvit.compression import compression_of
 from pmvit.hosts import adapter_for
 from pmvit.methods.base import method_of
-from pmvit.reporting.facts import SAME_WEIGHTS, Facts
+from pmvit.reporting.saved_model import SAME_WEIGHTS, SavedModel
 
 
-def subtitle(facts: Facts) -> str:
+def subtitle(saved: SavedModel) -> str:
     """One sentence on what was done to the model."""
-    method = method_of(facts.model)
+    method = method_of(saved.model)
     if method is not None:
         return f"Compressed by {method.name}."
-    compression = compression_of(facts.model)
+    compression = compression_of(saved.model)
     share = f"{100 * compression.plan.keep:.0f} % of the patch tokens" if compression is not None else ""
-    tuned = " and fine-tuned" if facts.tuning is not None or facts.metrics else ""
+    tuned = " and fine-tuned" if saved.tuning is not None or saved.metrics else ""
     return f"Compressed by Prune and Merge{tuned}: its blocks run on {share}."
 
 
-def what(facts: Facts) -> list[tuple[str, str]]:
+def what(saved: SavedModel) -> list[tuple[str, str]]:
     """What was compressed, and how, in short."""
-    adapter, (before, after) = adapter_for(facts.model), facts.costs
-    channels, height, width = adapter.input_size(facts.model)
-    layouts = adapter.layouts(facts.model)
+    adapter, (before, after) = adapter_for(saved.model), saved.costs
+    channels, height, width = adapter.input_size(saved.model)
+    layouts = adapter.layouts(saved.model)
     grids = ", ".join(f"{rows} × {columns}" for rows, columns in dict.fromkeys(layout.grid for layout in layouts))
     said = [
-        ("Model", facts.config["model"]["architecture"]),
+        ("Model", saved.config["model"]["architecture"]),
         ("Input", f"{height} × {width} pixels, {channels} channel{'s' if channels > 1 else ''}"),
         ("Blocks", f"{len(layouts)}, on {grids} patches"),
         ("Multiply-accumulates", f"{before.macs / 1e9:.3f} G → {after.macs / 1e9:.3f} G"),
         ("Parameters", f"{before.parameters / 1e6:.2f} M → {after.parameters / 1e6:.2f} M"),
     ]
-    compression = compression_of(facts.model)
+    compression = compression_of(saved.model)
     if compression is not None:
         plan = compression.plan
         said.append(("Merging and putting back", f"{100 * after.module_macs / after.macs:.2f} % of the cost"))
         back = {"residual": "each group's update", "pinv": "the pseudo-inverse"}
         said.append(("Put back by", back[plan.reconstruct]))
-    method = method_of(facts.model)
+    method = method_of(saved.model)
     if method is not None:
         options = ", ".join(f"{name} {value}" for name, value in method.describe()["options"].items())
         said.append(("Method", f"{method.name}: {options}"))
-    if facts.original_title:
-        said.append(("Compared with", facts.original_title))
-    if facts.original_title == SAME_WEIGHTS:
+    if saved.original_title:
+        said.append(("Compared with", saved.original_title))
+    if saved.original_title == SAME_WEIGHTS:
         said.append(("", "The original is not in the folder: --original names it."))
     return said
 
 
-def commands(facts: Facts) -> list[str]:
+def commands(saved: SavedModel) -> list[str]:
     """The commands that made the model, and the one that makes the report."""
-    made = [str(one["command"]) for one in facts.commands]
+    made = [str(one["command"]) for one in saved.commands]
     command = this_command()
     return [*made, command] if command.startswith("pmvit report") else made
 
 
-def settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
+def settings(saved: SavedModel) -> list[tuple[str, list[tuple[str, str]]]]:
     """The configurations that are on record, each with its name."""
-    compression = compression_of(facts.model)
+    compression = compression_of(saved.model)
     made_by = dict(compression.plan.made_by) if compression is not None else {}
     titles = {"scores": "Scores", "plan": "Plan"}
     found = [(titles.get(name, name), values) for name, values in made_by.items() if isinstance(values, dict)]
-    if facts.tuning is not None:
-        found.append(("Fine-tuning", facts.tuning.get("config") or {}))
+    if saved.tuning is not None:
+        found.append(("Fine-tuning", saved.tuning.get("config") or {}))
     return [(title, [(name, json.dumps(value)) for name, value in values.items()]) for title, values in found]

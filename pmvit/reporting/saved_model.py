@@ -25,8 +25,8 @@ SAME_WEIGHTS = "the tuned weights, uncompressed"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """A compressed model and its history.
+class SavedModel:
+    """A compressed model, and what its own files and those that other commands left in its folder say of it.
 
     Attributes:
         path: Where it was loaded from.
@@ -62,7 +62,7 @@ class Facts:
         return "-".join(value[:16] for _, value in sorted(self.config["sha256"].items()))
 
 
-def collect(path: Path, original: str | Path | nn.Module | None = None) -> Facts:
+def open_saved(path: Path, original: str | Path | nn.Module | None = None) -> SavedModel:
     """Load a compressed model and all that is known of it.
 
     Args:
@@ -88,7 +88,7 @@ def collect(path: Path, original: str | Path | nn.Module | None = None) -> Facts
         blocks = describe_blocks(model, Scores.load(scores) if scores.exists() else None)
     elif (method := method_of(model)) is not None:
         reason = f"{method.name} chooses its tokens anew for every image while it runs, so there is no plan to show."
-    return Facts(
+    return SavedModel(
         path=path,
         model=model,
         original=reference,

@@ -13,7 +13,7 @@ from torch import nn
 from pmvit.compression import compression_of
 from pmvit.reporting.blocks import BlockDescription
 
-WEB = Path(__file__).with_name("web")
+WEB = Path(__file__).parents[1] / "web"
 LARGEST_PLAN = 2_000_000  # bytes
 
 
