@@ -16,7 +16,7 @@ from pmvit.measuring import Scores
 from pmvit.measuring.flops import Flops, flops
 from pmvit.methods.base import method_of
 from pmvit.pipeline import COMPRESSED, RESULTS_FILE
-from pmvit.reporting.blocks import BlockDescription, describe_blocks
+from pmvit.reporting.blocks import describe_blocks
 from pmvit.saving import CONFIG_FILE, load, read_metadata
 from pmvit.training.metrics import read_metrics
 from pmvit.training.record import FILE as FINETUNE_FILE
@@ -49,7 +49,7 @@ class SavedModel:
     original_title: str
     config: dict[str, Any]
     costs: tuple[Flops, Flops]
-    blocks: list[BlockDescription] | None
+    blocks: list[dict[str, Any]] | None
     no_blocks: str
     commands: list[dict[str, Any]]
     stages: dict[str, Any]

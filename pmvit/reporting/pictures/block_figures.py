@@ -24,7 +24,7 @@ from pmvit.reporting.pictures.patches import (
     merged_map,
     photograph,
     reconstructed,
-    sequential,
+    size_colours,
     size_map,
     value_map,
 )
@@ -132,8 +132,8 @@ def draw_maps(blocks: Sequence[Block], scores: Scores | None, model: str) -> Pix
     rows["token count", "patches each"] = [_size_tile(block, largest) for block in blocks]
     if any(block.layout.windows is not None for block in blocks):
         lines.append("lines in the maps of groups are the borders of attention windows")
-    sizes = sorted({round(size) for size in np.linspace(1, largest, min(largest, 5))})
-    colours = sequential((np.array(sizes) - 1) / max(largest - 1, 1)).tolist()
+    sizes = sorted({round(size) for size in np.geomspace(1, largest, min(largest, 5))})
+    colours = size_colours(np.array(sizes), largest).tolist()
     alone, others = Entry(NEUTRAL, "kept alone"), Entry(None, "other colours: merged into the patch with the dot")
     legends = {
         "bar": [Entry(colour, state) for state, colour in SHARES],

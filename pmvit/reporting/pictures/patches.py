@@ -106,10 +106,15 @@ def group_sizes(layer: LayerPlan) -> list[int]:
     return [0 if group == PRUNED else sizes[group] for group in layer.groups]
 
 
+def size_colours(sizes: Array, largest: int) -> Array:
+    """Numbers of patches that became one token as bytes of shape (numbers, 4): twice as many, as much lighter."""
+    return sequential(np.log(np.maximum(sizes, 1)) / np.log(max(largest, 2)))
+
+
 def size_map(layer: LayerPlan, grid: tuple[int, int], largest: int) -> Bytes:
     """How many patches became one token: the more, the lighter; pruned ones white. `largest` is the lightest."""
     sizes = np.asarray(group_sizes(layer))
-    cells = sequential((sizes - 1).clip(0) / max(largest - 1, 1))
+    cells = size_colours(sizes, largest)
     cells[sizes == 0] = (*WHITE, 255)
     return _from_cells(cells, grid)
 
