@@ -20,6 +20,7 @@ from torch import nn
 
 import pmvit
 from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
@@ -104,7 +105,7 @@ def bench_scoring(rounds: int) -> list[Row]:
     memory = {name: peak_memory(name) for name in STEPS}
     share = memory["score"] / memory["train"]
     return [
-        row("scoring step / training step, time, DeiT-Tiny", "at most 1.10", ratio.median, ratio.low, ratio.high),
+        row("scoring step / training step, time, DeiT-Tiny", "at most 1.10", *ratio),
         row("scoring step / training step, peak memory", "at most 1.05", share, share, share),
     ]
 
@@ -139,8 +140,8 @@ def bench_speed(number: int, rounds: int) -> Row:
     images = torch.randn(BATCH, 3, 224, 224)
     ratio = speedup(compare({"original": model, "compressed": small}, images, rounds), "compressed", "original")
     flops_ratio = pmvit.flops(model).macs / pmvit.flops(small).macs
-    label = f"{name}, batch {BATCH}, {what}: speed (FLOPs ratio {flops_ratio:.2f})"
-    return row(label, target, ratio.median, ratio.low, ratio.high)
+    label = f"{name}, batch {BATCH}, {what}: speed (FLOPs ratio {format_number(flops_ratio, '.2f')})"
+    return row(label, target, *ratio)
 
 
 TINY, SMALL = "deit_tiny_patch16_224", "deit_small_patch16_224"
@@ -186,8 +187,8 @@ def markdown(rows: list[Row]) -> str:
         "|---|---|---|---|---|",
     ]
     for r in rows:
-        interval = f"{r['low']:.3f} ... {r['high']:.3f}"
-        lines.append(f"| {r['what']} | {r['value']:.3f} | {interval} | {r['target'] or '-'} | {verdict(r)} |")
+        value, low, high = (format_number(r[name], ".3f") for name in ("value", "low", "high"))
+        lines.append(f"| {r['what']} | {value} | {low} ... {high} | {r['target'] or '-'} | {verdict(r)} |")
     return "\n".join(lines) + "\n"
 
 

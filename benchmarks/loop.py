@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from torch import nn
 import pmvit
 from pmvit._system import keep_freed_memory
 from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
+from pmvit.evaluation.bootstrap import bootstrap, mean
 from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
-from pmvit.runtime.bench.timing import bootstrap
 from pmvit.training import FinetuneConfig
 from pmvit.training.loss import finetune_loss
 from pmvit.training.matrices import parameter_groups
@@ -100,9 +100,10 @@ def images(folder: Path) -> Path:
     return folder / "images"
 
 
-def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
+def ratio_of_sums(times: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
     """How many times longer the loop takes than the bare steps."""
-    return sum(loop for loop, _ in pairs) / sum(bare for _, bare in pairs)
+    loop, bare = mean(times, seconds).unbind(1)
+    return loop / bare
 
 
 def measure(rounds: int) -> dict[str, Any]:
@@ -123,8 +124,8 @@ def measure(rounds: int) -> dict[str, Any]:
         finally:
             trainer.close()
     times = {what: seconds[2:] for what, seconds in held_up.times.items()}
-    ratio = bootstrap(list(zip(times["loop"], times["bare"], strict=True)), ratio_of_sums)
-    return {"value": ratio.median, "low": ratio.low, "high": ratio.high, "times": times}
+    ratio = bootstrap(torch.tensor([times["loop"], times["bare"]]).T, ratio_of_sums)
+    return {**ratio._asdict(), "times": times}
 
 
 if __name__ == "__main__":

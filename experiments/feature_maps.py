@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit.data.folder import image_folder
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
@@ -62,7 +63,7 @@ def main() -> None:
         for how, scores, skips in (("Eq. 9", measured, SKIPS), ("random", drawn, SKIPS[:2])):
             for skip in skips:
                 small = pmvit.compress(model, pmvit.plan(scores, flops_share=SHARE, skip=skip))
-                found = " | ".join(f"{value:.3f}" for value in cosines(model, small, images))
+                found = " | ".join(format_number(value, ".3f") for value in cosines(model, small, images))
                 lines.append(f"| {name} | {how} | {', '.join(map(str, skip)) or 'none'} | {found} |")
                 print(lines[-1], flush=True)
     write_text(Path(__file__).with_suffix(".md"), PREAMBLE + "\n".join(lines) + "\n")

@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 import pmvit
-from experiments.common import read_rows, table
+from experiments.common import percent, read_rows
 from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
@@ -110,9 +111,9 @@ def markdown(rows: list[Row]) -> str:
         "# Oxford Pets: compress, then fine-tune with self-distillation",
         "",
         f"`python -m experiments.pets` made this page. ViT-Tiny/16 at 224 px, {rows[0]['images']:,} test images; the "
-        f"standard error of a top-1 is {rows[0]['top1_error']:.1%}, but all rows see the same images. The original was "
-        f"fine-tuned for {EPOCHS} epochs, every compressed model for {EPOCHS} more where nothing else is said, with "
-        "the `quick` preset. Accuracy is that of the last epoch; nothing was selected on the test images.",
+        f"standard error of a top-1 is {percent(rows[0]['top1_error'])}, but all rows see the same images. The "
+        f"original was fine-tuned for {EPOCHS} epochs, every compressed model for {EPOCHS} more where nothing else is "
+        "said, with the `quick` preset. Accuracy is that of the last epoch; nothing was selected on the test images.",
         "",
         "| model | keep | GFLOPs | compressed | tuned | to the original | agreement | KL |",
         "|---|---|---|---|---|---|---|---|",
@@ -122,12 +123,15 @@ def markdown(rows: list[Row]) -> str:
         if row["stage"] != "tuned":
             continue
         if row["keep"] is None:
-            lines.append(f"| original | - | {row['gflops']:.2f} | - | {row['top1']:.1%} | - | - | - |")
+            lines.append(
+                f"| original | - | {format_number(row['gflops'], '.2f')} | - | {percent(row['top1'])} | - | - | - |"
+            )
             continue
         start = before.get((row["name"], row["keep"])) or before[("residual", row["keep"])]
         lines.append(
-            f"| {row['name']} | {row['keep']} | {row['gflops']:.2f} | {start['top1']:.1%} | {row['top1']:.1%} | "
-            f"{100 * (row['top1'] - original_top1):+.1f} | {row['agreement']:.1%} | {row['kl']:.3f} |"
+            f"| {row['name']} | {row['keep']} | {format_number(row['gflops'], '.2f')} | {percent(start['top1'])} | "
+            f"{percent(row['top1'])} | {format_number(100 * (row['top1'] - original_top1), '+.1f')} | "
+            f"{percent(row['agreement'])} | {format_number(row['kl'], '.3f')} |"
         )
     lines += ["", "![Test accuracy after each epoch](pets.png)"]
     return "\n".join(lines) + "\n"
@@ -140,12 +144,17 @@ def measured_before(names: Mapping[str, str], keep: float = 0.6) -> str:
     for shown, name in {"original": "original", **names}.items():
         row = rows[name]
         lines.append(
-            [shown, f"{row['top1']:.1%} ± {row['top1_error']:.1%}", f"{row['agreement']:.1%}", f"{row['kl']:.3f}"]
+            [
+                shown,
+                f"{percent(row['top1'])} ± {percent(row['top1_error'])}",
+                percent(row["agreement"]),
+                format_number(row["kl"], ".3f"),
+            ]
         )
     return (
         f"## Oxford Pets, ViT-Tiny/16, keep {keep}, tuned for {EPOCHS} epochs\n\n"
         f"Measured by `python -m experiments.pets` on {rows['original']['images']:,} test images, one run each; "
-        "behind ± the standard error.\n\n" + table(["", "top-1", "agreement", "KL"], lines)
+        "behind ± the standard error.\n\n" + markdown_table(["", "top-1", "agreement", "KL"], lines)
     )
 
 

@@ -18,7 +18,7 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from pmvit.comparison import Comparison, compare
     from pmvit.compression import compress, decompress
-    from pmvit.evaluation import Evaluation, evaluate
+    from pmvit.evaluation.classification import Evaluation, evaluate
     from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation
     from pmvit.hosts.segmenter.model import Segmenter, create_segmenter
     from pmvit.measuring import MergeCostConfig, MergeCosts, ScoreConfig, Scores, measure_merge_costs, score
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from pmvit.reporting.page.report import report
     from pmvit.reporting.pictures.segment import segment
     from pmvit.reporting.pictures.segmentation import Segmentation
-    from pmvit.reporting.serve.server import serve
     from pmvit.reporting.pictures.tradeoff import draw_tradeoff
     from pmvit.reporting.pictures.visualize import Visualized, visualize
-    from pmvit.runtime.bench.run import Benchmark, benchmark, overhead
+    from pmvit.reporting.serve.server import serve
+    from pmvit.runtime.bench.run import benchmark, overhead
+    from pmvit.runtime.bench.table import Benchmark
     from pmvit.runtime.export.run import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
     from pmvit.saving import load, save
@@ -93,7 +94,7 @@ _HOMES = {
     "comparison": ("Comparison", "compare"),
     "compression": ("compress", "decompress"),
     "measuring.flops": ("Flops", "flops"),
-    "evaluation": ("Evaluation", "evaluate"),
+    "evaluation.classification": ("Evaluation", "evaluate"),
     "evaluation.segmentation": ("SegmentationEvaluation", "evaluate_segmentation"),
     "hosts.segmenter.model": ("Segmenter", "create_segmenter"),
     "pipeline": ("RunResults", "run"),
@@ -105,7 +106,8 @@ _HOMES = {
     "reporting.pictures.segmentation": ("Segmentation",),
     "reporting.pictures.tradeoff": ("draw_tradeoff",),
     "reporting.pictures.visualize": ("Visualized", "visualize"),
-    "runtime.bench.run": ("Benchmark", "benchmark", "overhead"),
+    "runtime.bench.run": ("benchmark", "overhead"),
+    "runtime.bench.table": ("Benchmark",),
     "runtime.export.run": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
     "saving": ("load", "save"),

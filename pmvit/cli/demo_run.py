@@ -9,10 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from pmvit.card import Facts
-from pmvit.compression import compress
-from pmvit.data.demo import CLASSES, NAME, demo_images, demo_loader, demo_model
-from pmvit.evaluation import Evaluation, evaluate
+from pmvit.card import CardDetails
+from pmvit.compression import compress, record_source
+from pmvit.data.demo import CLASSES, DEMO, demo_images, demo_loader, demo_model
+from pmvit.evaluation.classification import Evaluation, evaluate
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.measures import MEASURES
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.measuring import measure_merge_costs
 from pmvit.measuring.flops import flops
@@ -23,7 +26,6 @@ from pmvit.reporting.images import InputImages
 from pmvit.reporting.page.measurements import BATCHES, Measurements
 from pmvit.reporting.page.report import report
 from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks
-from pmvit.runtime.bench.timing import Ratio
 from pmvit.saving import save
 from pmvit.training import FinetuneConfig, finetune
 from pmvit.training.metrics import FILE as METRICS
@@ -44,6 +46,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     merge_costs = measure_merge_costs(model, demo_loader("train"))
     chosen = plan(merge_costs, keep=KEEP)
     small = compress(model, chosen)
+    record_source(small, DEMO)
     console.print(table(chosen))
     console.print(chosen.draw(console.width))
 
@@ -53,17 +56,17 @@ def run(output: Path, console: Console) -> dict[str, Any]:
 
     original = {"top1": compressed.reference_top1, "images": compressed.images}
     evaluations = {"original": original, "compressed": asdict(compressed), "tuned": asdict(tuned)}
-    save(small, output, facts=Facts(evaluations, {"finetune": asdict(TUNING)}))
+    save(small, output, card=CardDetails(evaluations, {"finetune": asdict(TUNING)}))
     merge_costs.save(output / "prices.json")
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]
     photo = Photo(name, test[0][0][0], InputImages(small))
     figure = draw_blocks(photo, blocks_of(small), chosen.reconstruct, describe_model(small))
     figure.save(output / "blocks.png", "png")
-    page = report(output, output / "report.html", data=NAME, original=model)
+    page = report(output, output / "report.html", data=DEMO, original=model)
 
     rows = Measurements.read(page.with_suffix(".json")).speed["rows"]
-    speeds = {row["variant"]: Ratio(*row["speedup"]) for row in rows if row["batch"] == BATCHES[-1]}
+    speeds = {row["variant"]: Estimate(*row["speedup"]) for row in rows if row["batch"] == BATCHES[-1]}
     costs = flops(model).gflops, flops(small).gflops
     _summarize(console, compressed, tuned, costs, speeds)
     console.print(f"what each block keeps of a test image ({name}): {output / 'blocks.png'}")
@@ -75,7 +78,9 @@ def run(output: Path, console: Console) -> dict[str, Any]:
         "report": page,
         "evaluations": evaluations,
         "gflops": {"original": costs[0], "compressed": costs[1], "tuned": costs[1]},
-        "speedups": {variant: ratio._asdict() for variant, ratio in speeds.items()},
+        "speedups": {
+            variant: {"median": ratio.value, "low": ratio.low, "high": ratio.high} for variant, ratio in speeds.items()
+        },
     }
 
 
@@ -84,17 +89,18 @@ def _summarize(
     compressed: Evaluation,
     tuned: Evaluation,
     costs: tuple[float, float],
-    speeds: dict[str, Ratio],
+    speeds: dict[str, Estimate],
 ) -> None:
     """Print accuracy, cost and speed before and after."""
     title = f"Fashion-MNIST, {compressed.images} test images, {TUNING.epochs} short epochs"
     summary = Table(title=title, pad_edge=False)
     for name in ("", "original", "compressed", "fine-tuned"):
         summary.add_column(name, justify="right" if name else "left")
-    summary.add_row("top-1", *(f"{top1:.1%}" for top1 in (compressed.reference_top1, compressed.top1, tuned.top1)))
+    accuracies = (compressed.reference_top1, compressed.top1, tuned.top1)
+    summary.add_row(MEASURES["top1"].title, *(format_number(value, ".1%") for value in accuracies))
     agreements = (compressed.agreement, tuned.agreement)
-    summary.add_row("agreement with the original", "", *(f"{value:.1%}" for value in agreements))
-    summary.add_row("GFLOPs (MACs)", f"{costs[0]:.3f}", f"{costs[1]:.3f}", "")
+    summary.add_row(MEASURES["agreement"].full_title, "", *(format_number(value, ".1%") for value in agreements))
+    summary.add_row("GFLOPs (MACs)", *(format_number(cost, ".3f") for cost in costs), "")
     summary.add_row(f"speed, batch of {BATCHES[-1]}, eager", "1.00x", str(speeds["compressed"]), "")
     summary.add_row("  optimised for inference", "", str(speeds["optimized"]), "")
     console.print(summary)

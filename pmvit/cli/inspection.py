@@ -26,24 +26,22 @@ def info(
     """Show what a saved model keeps in each block, and what it costs before and after."""
     import pmvit
     from pmvit.compression import compression_of
-    from pmvit.methods import method_of
+    from pmvit.methods import Method
 
     network = pmvit.load(model)
     after = pmvit.flops(network)
-    compression, method = compression_of(network), method_of(network)
-    if method is not None:
-        before = pmvit.flops(pmvit.decompress(network))
-        if as_json:
-            print_json({"method": method.describe(), "original": asdict(before), "compressed": asdict(after)})
-        else:
-            print_method(method, before, after)
-        return
+    compression = compression_of(network)
     if compression is None:
         raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
     before = pmvit.flops(pmvit.decompress(network))
-    made = compression.plan
+    made: Any = compression.what
+    is_method = isinstance(made, Method)
     if as_json:
-        print_json({"blocks": blocks_of(made), "original": asdict(before), "compressed": asdict(after)})
+        told = {"method": made.describe()} if is_method else {"blocks": blocks_of(made)}
+        print_json({**told, "original": asdict(before), "compressed": asdict(after)})
+        return
+    if is_method:
+        print_method(made, before, after)
         return
     print_info(made, before, after)
     if draw:
@@ -66,13 +64,13 @@ def evaluate(
     import copy
 
     import pmvit
-    from pmvit.compression import is_compressed
+    from pmvit.compression import compression_of
     from pmvit.data.segmentation import has_masks
     from pmvit.hosts import adapter_for
     from pmvit.loading import open_loader
 
     network = pmvit.load(model, device=device)
-    original = pmvit.decompress(copy.deepcopy(network)) if is_compressed(network) else None
+    original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
     if adapter_for(network).pixel_classes(network) is not None:
         reading: dict[str, Any] = {"workers": workers, "strict": strict, "split": "val", "first_label": first_label}
         masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **reading)
@@ -84,31 +82,31 @@ def evaluate(
     loader = open_loader(network, data, batch_size=batch_size, workers=workers, strict=strict)
     result = pmvit.evaluate(network, loader, reference=original)
     rows = {
-        "top-1": (result.top1, "{:.2%}"),
-        "  standard error": (result.top1_error, "{:.2%}"),
-        "top-5": (result.top5, "{:.2%}"),
-        "cross-entropy": (result.cross_entropy, "{:.4f}"),
-        "top-1 uncompressed": (result.reference_top1, "{:.2%}"),
-        "agreement with it": (result.agreement, "{:.2%}"),
-        "KL from it": (result.kl, "{:.4f}"),
-        "cosine to it": (result.cosine, "{:.4f}"),
+        "top-1": (result.top1, ".2%"),
+        "  standard error": (result.top1_error, ".2%"),
+        "top-5": (result.top5, ".2%"),
+        "cross-entropy": (result.cross_entropy, ".4f"),
+        "top-1 uncompressed": (result.reference_top1, ".2%"),
+        "agreement with it": (result.agreement, ".2%"),
+        "KL from it": (result.kl, ".4f"),
+        "cosine to it": (result.cosine, ".4f"),
     }
     _show(result, rows, loader, model, as_json)
 
 
 def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader", model: Path, as_json: bool) -> None:
     rows = {
-        "mIoU": (result.miou, "{:.2%}"),
-        "pixel accuracy": (result.pixel_accuracy, "{:.2%}"),
-        **{f"  IoU of class {i}": (value, "{:.2%}") for i, value in enumerate(result.class_iou or ())},
-        "mIoU uncompressed": (result.reference_miou, "{:.2%}"),
-        "pixel accuracy uncompressed": (result.reference_pixel_accuracy, "{:.2%}"),
-        "agreement with it": (result.agreement, "{:.2%}"),
-        "GFLOPs a window (MACs)": (result.gflops, "{:.3f}"),
-        "GFLOPs uncompressed": (result.reference_gflops, "{:.3f}"),
-        "windows an image": (result.windows, "{:.2f}"),
-        "images a second": (result.fps, "{:.1f}"),
-        "images a second uncompressed": (result.reference_fps, "{:.1f}"),
+        "mIoU": (result.miou, ".2%"),
+        "pixel accuracy": (result.pixel_accuracy, ".2%"),
+        **{f"  IoU of class {i}": (value, ".2%") for i, value in enumerate(result.class_iou or ())},
+        "mIoU uncompressed": (result.reference_miou, ".2%"),
+        "pixel accuracy uncompressed": (result.reference_pixel_accuracy, ".2%"),
+        "agreement with it": (result.agreement, ".2%"),
+        "GFLOPs a window (MACs)": (result.gflops, ".3f"),
+        "GFLOPs uncompressed": (result.reference_gflops, ".3f"),
+        "windows an image": (result.windows, ".2f"),
+        "images a second": (result.fps, ".1f"),
+        "images a second uncompressed": (result.reference_fps, ".1f"),
     }
     _show(result, rows, loader, model, as_json)
 
@@ -121,10 +119,12 @@ def _show(
     as_json: bool,
 ) -> None:
     """What was measured, as JSON or as a table of those rows that have a number; and what could not be read."""
+    from pmvit.evaluation.tables import format_number
+
     if as_json:
         print_json({**asdict(result), "broken_files": loader.broken.files})
         return
-    cells = [(name, form.format(value)) for name, (value, form) in rows.items() if value is not None]
+    cells = [(name, format_number(value, form)) for name, (value, form) in rows.items() if value is not None]
     console.table((f"{result.images} images", str(model)), cells)
     if loader.broken:
         console.print(loader.broken.summary(), style="yellow")

@@ -52,8 +52,10 @@ def segment(
         ]
         print_json({"sheet": str(sheet), "images": rows, "broken_files": made.broken.files})
         return
+    from pmvit.evaluation.tables import format_number
+
     cells = [
-        (path.name, *("-" if value is None else f"{value:.1%}" for value in values))
+        (path.name, *(format_number(value, ".1%") for value in values))
         for path, values in zip(pictures, measures, strict=True)
     ]
     console.table(("picture", "agreement", "mIoU", "compressed"), cells)

@@ -7,8 +7,8 @@ import timm
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-NAME = "demo"  # names the built-in images where a folder of images is expected
-FOLDER = Path(__file__).with_name(NAME)
+DEMO = "demo"  # what the model and its images are called where a name or a path is asked for
+FOLDER = Path(__file__).with_name(DEMO)
 CLASSES = (
     "T-shirt",
     "trousers",

@@ -11,8 +11,7 @@ from pmvit._system import this_process
 from pmvit.data.batches import unpack
 from pmvit.evaluation import classification, segmentation
 from pmvit.evaluation.classification import Evaluation
-from pmvit.evaluation.segmentation import SegmentationEvaluation
-from pmvit.hosts import find_adapter
+from pmvit.evaluation.segmentation import SegmentationEvaluation, labels_pixels
 
 AnyEvaluation = Evaluation | SegmentationEvaluation
 
@@ -41,12 +40,6 @@ def validate(
         return segmentation.pooled(gather_object([counts]) if several else [counts])
     result = classification.evaluate(model, data, reference=reference, progress=progress)
     return classification.pooled(gather_object([result])) if several else result
-
-
-def labels_pixels(model: nn.Module) -> bool:
-    """Whether a model labels the pixels of an image, and not the image."""
-    adapter = find_adapter(model)
-    return adapter is not None and adapter.pixel_classes(model) is not None
 
 
 def evaluation_from(data: dict[str, Any]) -> AnyEvaluation:

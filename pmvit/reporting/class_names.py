@@ -49,7 +49,7 @@ def _recorded(model: nn.Module, classes: int) -> tuple[str, ...]:
 
 def _folder_names(model: nn.Module, data: str | Path) -> tuple[str, ...]:
     """The names of class folders, if there is one for each class of the model and they say more than numbers do."""
-    if data == demo.NAME:
+    if data == demo.DEMO:
         return demo.CLASSES
     classes = num_classes_of(model)
     source = open_source(data, classes) if adapter_for(model).pixel_classes(model) is None else None

@@ -1,6 +1,8 @@
 """A model beside other methods: quality over cost, and their numbers."""
 
 from pmvit.errors import PmvitError
+from pmvit.evaluation.measures import QUALITIES
+from pmvit.evaluation.tables import format_number
 from pmvit.reporting.page import wording
 from pmvit.reporting.page.sections import Cell, Json, Section, Table
 from pmvit.reporting.pictures.charts import Series, line_chart
@@ -10,7 +12,7 @@ def comparison_section(comparison: Json, where: str) -> Section:
     """Quality over cost of all methods, and their numbers."""
     rows = [row for row in comparison.get("rows", ()) if isinstance(row, dict)]
     measured = [row for row in rows if row.get("gflops") is not None and isinstance(row.get("evaluation"), dict)]
-    names = [name for name in wording.QUALITIES if any(row["evaluation"].get(name) is not None for row in measured)]
+    names = [name for name in QUALITIES if any(row["evaluation"].get(name) is not None for row in measured)]
     if not names:
         raise PmvitError(f"{where}: expected rows with gflops and evaluation, as `pmvit compare` writes them; got none")
     quality = names[0]
@@ -37,7 +39,7 @@ def comparison_section(comparison: Json, where: str) -> Section:
 def _compared(row: Json, names: list[str], places: list[tuple[str, int]]) -> list[Cell]:
     evaluation = row.get("evaluation") or {}
     cells = [Cell(str(row["name"]), "" if evaluation else str(row.get("failure") or ""))]
-    cells.append(Cell("–" if row.get("gflops") is None else f"{row['gflops']:.3f}"))
+    cells.append(Cell("–" if row.get("gflops") is None else format_number(row["gflops"], ".3f")))
     for name in names:
         value = evaluation.get(name)
         cells.append(Cell("–") if value is None else Cell(wording.number(name, value)))

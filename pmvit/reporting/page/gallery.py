@@ -49,7 +49,7 @@ def gallery(
 def _choose(model: nn.Module, data: str | Path, count: int, mode: str) -> Iterator[_Shown]:
     """Images that can be read, spread over all there are."""
     classes = adapter_for(model).pixel_classes(model)
-    if data == demo.NAME:
+    if data == demo.DEMO:
         pictures, labels = demo.demo_images("test", count)
         for number, (picture, label) in enumerate(zip(pictures, labels.tolist(), strict=True)):
             yield _Shown(Image.fromarray(picture.numpy()), f"Fashion-MNIST, test image {number}", label)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pmvit.compression import compression_of
-from pmvit.data import demo
+from pmvit.compression import plan_of
+from pmvit.data.demo import DEMO, demo_loader
 from pmvit.data.segmentation import has_masks
 from pmvit.evaluation.paired import evaluate_pair
 from pmvit.files import check_fields, read_document, write_text
@@ -78,8 +78,8 @@ def measure(
 
 def _open_batches(model: nn.Module, data: str | Path, *, limit: int | None, workers: int) -> Any:
     """Batches to evaluate on; if there is a limit, the images come in an order that depends on nothing but a seed."""
-    if data == demo.NAME:
-        return demo.demo_loader("test")
+    if data == DEMO:
+        return demo_loader("test")
     pixels = adapter_for(model).pixel_classes(model) is not None
     masks = pixels and has_masks(data)
     shuffle, size = limit is not None, {} if masks else {"batch_size": 64}
@@ -93,8 +93,7 @@ def _speed(model: nn.Module, original: nn.Module, progress: bool) -> dict[str, A
     makers: Makers = {}
     for name, each in (("original", original), ("compressed", model)):
         makers[name] = partial(ready, copy.deepcopy(each).to("cpu", torch.float32))
-    if compression_of(model) is not None:
+    if plan_of(model) is not None:
         makers["optimized"] = partial(variant, "optimized", copy.deepcopy(model).to("cpu", torch.float32))
     batches = BATCHES if flops(original).gflops < LARGE_GFLOPS else BATCHES[:1]
-    found = measure_speed(model, makers, ["eager"], batches, ROUNDS, None, None, False, progress)
-    return {"environment": found.environment, "rows": [asdict(row) for row in found.rows]}
+    return asdict(measure_speed(model, makers, batches=batches, rounds=ROUNDS, progress=progress))

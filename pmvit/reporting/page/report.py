@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from pmvit.commands import versions
-from pmvit.data import demo
+from pmvit.data.demo import DEMO
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
 from pmvit.fingerprint import fingerprint
@@ -91,7 +91,7 @@ def report(
 
 
 def _key(saved: SavedModel, data: str | Path | None, limit: int | None) -> dict[str, Any]:
-    where = str(data) if data == demo.NAME or not Path(str(data)).exists() else str(Path(str(data)).resolve())
+    where = str(data) if data == DEMO or not Path(str(data)).exists() else str(Path(str(data)).resolve())
     original = {"original": fingerprint(saved.original), "compared_with": saved.original_title}
     return {"model": saved.checksum, **original, "data": where, "limit": limit}
 

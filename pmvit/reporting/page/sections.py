@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pmvit.errors import PmvitError
-from pmvit.evaluation.intervals import wilson
+from pmvit.evaluation.estimates import wilson
+from pmvit.evaluation.measures import MEASURES, QUALITIES, main_measure
+from pmvit.evaluation.tables import format_number
 from pmvit.reporting.page import wording
 from pmvit.reporting.pictures.charts import Chart, Series, line_chart
 
@@ -85,13 +87,13 @@ def from_evaluate(document: Json, where: str) -> Json:
 
 
 def _with_interval(name: str, value: float, images: int) -> Sequence[float | None]:
-    return wilson(value, images) if name in ("top1", "top5", "agreement") else (value, None, None)
+    return wilson(value, images) if MEASURES[name].counts_images else (value, None, None)
 
 
 def stages_table(stages: Json) -> Table:
     """What `pmvit run` measured of the original, the compressed and the tuned model."""
     names = [name for name in wording.TITLES if any(row.get(name) is not None for row in stages.values())]
-    rows = [[Cell("GFLOPs"), *(Cell(f"{row['gflops']:.3f}") for row in stages.values())]]
+    rows = [[Cell("GFLOPs"), *(Cell(format_number(row["gflops"], ".3f")) for row in stages.values())]]
     for name in names:
         cells = [Cell(wording.TITLES[name])]
         for row in stages.values():
@@ -118,7 +120,8 @@ def speed_table(benchmark: Json) -> Table:
         ratio = row["speedup"]
         is_base = row["variant"] == "original"
         speed = Cell("1") if is_base else Cell(wording.times(ratio), wording.times_interval(ratio))
-        rows.append([*cells, Cell(f"{row['throughput']:,.1f}"), Cell(f"{1e3 * row['p50']:,.1f} ms"), speed])
+        median = Cell(f"{format_number(1e3 * row['p50'], ',.1f')} ms")
+        rows.append([*cells, Cell(format_number(row["throughput"], ",.1f")), median, speed])
     said = ", ".join(f"{name} {value}" for name, value in benchmark.get("environment", {}).items())
     note = f"All take turns in one run; ratios are medians over the rounds, with 95 % bootstrap intervals. {said}."
     return Table(("", "images a second", "median", "speed"), rows, note)
@@ -129,7 +132,7 @@ def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | Non
     before, after = costs
     made = [Card("Cost", f"{after:.3g} GFLOPs", (f"{before:.3g} before", f"{100 * (1 - after / before):.0f} % less"))]
     measures = {one["name"]: one for one in (evaluation or {}).get("measures", ())}
-    headline = next((name for name in wording.QUALITIES if name in measures), None)
+    headline = main_measure(measures)
     for name in dict.fromkeys((headline or "", "agreement")):
         if name in measures:
             one = measures[name]
@@ -168,7 +171,7 @@ def curves(metrics: list[Json]) -> list[Chart]:
     series = _over_steps(steps, {**losses, "tokens": "tokens"})
     if series:
         made.append(line_chart("Training loss", series, "step", "loss", zero=True))
-    for name in ("top1", "miou", "cosine", "kl", "agreement"):
+    for name in QUALITIES:
         factor = 100 if name in wording.IN_PERCENT else 1
         points = [(line["epoch"], factor * line[name]) for line in epochs if line.get(name) is not None]
         if points:

@@ -2,20 +2,12 @@
 
 from collections.abc import Sequence
 
-TITLES = {
-    "top1": "top-1 accuracy",
-    "top5": "top-5 accuracy",
-    "miou": "mean IoU",
-    "pixel_accuracy": "pixel accuracy",
-    "cross_entropy": "cross-entropy",
-    "agreement": "agreement with the original",
-    "pixel_agreement": "pixels that agree with the original",
-    "kl": "KL divergence from the original",
-    "cosine": "cosine to the original's output",
-}
+from pmvit.evaluation.measures import MEASURES
+from pmvit.evaluation.tables import format_number
+
+TITLES = {name: measure.full_title for name, measure in MEASURES.items()}
 DIGITS = {"cosine": 4}  # of numbers that are no shares; 3 for the others
-IN_PERCENT = ("top1", "top5", "miou", "pixel_accuracy", "agreement", "pixel_agreement")
-QUALITIES = ("top1", "miou", "agreement", "pixel_agreement", "cosine")  # the first that was measured is the headline
+IN_PERCENT = [name for name, measure in MEASURES.items() if measure.is_share]
 VARIANTS = {
     "original": "original",
     "compressed": "compressed",
@@ -26,43 +18,46 @@ VARIANTS = {
 
 def number(name: str, value: float) -> str:
     """A measured number, with its unit."""
-    return f"{100 * value:.1f} %" if name in IN_PERCENT else f"{value:.{_digits(name)}f}"
+    factor, digits = _unit(name)
+    return format_number(factor * value, f".{digits}f") + (" %" if name in IN_PERCENT else "")
 
 
 def interval(name: str, estimate: Sequence[float] | None) -> str:
     """The ends of an interval, in the unit of its number; nothing if it has none."""
     if estimate is None or estimate[1] is None or estimate[1] == estimate[2] == estimate[0]:
         return ""
-    factor, digits = (100, 1) if name in IN_PERCENT else (1, _digits(name))
-    return f"{factor * estimate[1]:.{digits}f} – {factor * estimate[2]:.{digits}f}"
+    factor, digits = _unit(name)
+    return " – ".join(format_number(factor * end, f".{digits}f") for end in estimate[1:])
 
 
 def change(name: str, value: float) -> str:
     """A difference with its sign; of shares in points."""
-    return signed(100 * value, 1) + " points" if name in IN_PERCENT else signed(value, _digits(name))
+    factor, digits = _unit(name)
+    return signed(factor * value, digits) + (" points" if name in IN_PERCENT else "")
 
 
 def change_interval(name: str, estimate: Sequence[float] | None) -> str:
     """The ends of the interval of a difference."""
     if estimate is None or estimate[1] is None:
         return ""
-    factor, digits = (100, 1) if name in IN_PERCENT else (1, _digits(name))
-    return f"{signed(factor * estimate[1], digits)} to {signed(factor * estimate[2], digits)}"
+    factor, digits = _unit(name)
+    return " to ".join(signed(factor * end, digits) for end in estimate[1:])
 
 
-def _digits(name: str) -> int:
-    return DIGITS.get(name, 3)
+def _unit(name: str) -> tuple[int, int]:
+    """What a measured number is multiplied with, and its digits."""
+    return (100, 1) if name in IN_PERCENT else (1, DIGITS.get(name, 3))
 
 
 def signed(value: float, digits: int) -> str:
     """A number with its sign, minus as typesetters have it."""
-    text = f"{value:+.{digits}f}"
+    text = format_number(value, f"+.{digits}f")
     return text.replace("-", "−") if float(text) else text[1:]
 
 
 def times(ratio: Sequence[float]) -> str:
-    return f"{ratio[0]:.2f}×"
+    return f"{format_number(ratio[0], '.2f')}×"
 
 
 def times_interval(ratio: Sequence[float]) -> str:
-    return f"{ratio[1]:.2f} – {ratio[2]:.2f}"
+    return " – ".join(format_number(end, ".2f") for end in ratio[1:])

@@ -1,5 +1,6 @@
 """What segmenters make of images: input, ground truth, original, compressed and difference side by side."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 from pmvit.data.batches import IGNORED
 from pmvit.data.folder import Broken
 from pmvit.errors import PmvitError
-from pmvit.evaluation.segmentation import PixelCounts
+from pmvit.evaluation.segmentation import count_classes, mean_iou
 from pmvit.reporting.images import fitted
 from pmvit.reporting.pictures.colours import NEUTRAL, palette
 from pmvit.reporting.pictures.figure import Layer, numbered_stem, write_png
@@ -77,9 +78,9 @@ class SegmentedImage:
     def _miou(self, predicted: Tensor) -> float | None:
         if self.labels is None:
             return None
-        counts = PixelCounts(self.classes, self.labels.device)
-        counts.add(predicted[None].long(), self.labels[None].long())
-        return counts.miou()
+        counts = count_classes(predicted[None].long(), self.labels[None].long(), self.classes)
+        miou = float(mean_iou(counts[0]))
+        return None if math.isnan(miou) else miou
 
     def panels(self) -> list[Panel]:
         """The pictures of the columns, with captions."""

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pmvit.errors import PmvitError
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.measures import MEASURES
 from pmvit.files import write_atomically
 from pmvit.reporting.pictures.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
@@ -15,31 +17,12 @@ if TYPE_CHECKING:
 
 ORIGINAL = "original"
 TUNED = "tuned"
-SHARES = ("miou", "pixel_accuracy", "agreement", "top1", "top5")  # from 0 to 1, shown in percent
-LABELS = {
-    "miou": "mIoU",
-    "pixel_accuracy": "pixel accuracy",
-    "top1": "top-1",
-    "top5": "top-5",
-    "gflops": "GFLOPs (MACs)",
-    "fps": "images a second",
-}
+COSTS = {"gflops": "GFLOPs (MACs)", "fps": "images a second"}
 COLOURS = tuple(
     f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE)
 )
 MARKERS = "os^Dvp"
 TOO_CLOSE = 25  # pixels between points that share a label
-
-
-class Measured(NamedTuple):
-    """A number and its interval, which is the number alone if it has none."""
-
-    value: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> "Measured":
-        return Measured(*(factor * number for number in self))
 
 
 class Point(NamedTuple):
@@ -48,8 +31,8 @@ class Point(NamedTuple):
     name: str
     stage: str | None
     keep: float | None
-    quality: Measured
-    costs: dict[str, Measured]
+    quality: Estimate
+    costs: dict[str, Estimate]
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], quality: str, costs: Sequence[str]) -> list[Point]:
@@ -81,7 +64,7 @@ def read_rows(rows: Iterable[Mapping[str, Any]], quality: str, costs: Sequence[s
     return points
 
 
-def _measured(row: Mapping[str, Any], key: str, where: str) -> Measured | None:
+def _measured(row: Mapping[str, Any], key: str, where: str) -> Estimate | None:
     if row.get(key) is None:
         return None
     value = _number(row[key], key, where)
@@ -89,7 +72,8 @@ def _measured(row: Mapping[str, Any], key: str, where: str) -> Measured | None:
     low, high = (value if end is None else _number(end, f"the interval of {key}", where) for end in ends)
     if not low <= value <= high:
         raise PmvitError(f"{where}: expected {key} within its interval, {low} to {high}; got {value}")
-    return Measured(value, low, high).times(100 if key in SHARES else 1)
+    factor = MEASURES[key].factor if key in MEASURES else 1
+    return Estimate(factor * value, factor * low, factor * high)
 
 
 def _number(value: Any, what: str, where: str) -> float:
@@ -109,11 +93,15 @@ def tradeoff_figure(
     panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
     for axes, cost in zip(panels, costs, strict=True):
         _draw_panel(axes, [point for point in points if cost in point.costs], cost)
-        axes.set_xlabel(LABELS.get(cost, cost) + (" (%)" if cost in SHARES else ""))
-    panels[0].set_ylabel(LABELS.get(quality, quality) + (" (%)" if quality in SHARES else ""))
+        axes.set_xlabel(_axis_title(cost))
+    panels[0].set_ylabel(_axis_title(quality))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3), frameon=False)
     return figure
+
+
+def _axis_title(name: str) -> str:
+    return MEASURES[name].axis_title if name in MEASURES else COSTS.get(name, name)
 
 
 def _draw_panel(axes: "Axes", points: Sequence[Point], cost: str) -> None:
@@ -162,7 +150,7 @@ def _draw_line(axes: "Axes", line: Sequence[Point], cost: str, **style: Any) -> 
     axes.errorbar(x, y, xerr=_bars(across), yerr=_bars(upwards), elinewidth=1, **style)
 
 
-def _bars(measured: Sequence[Measured]) -> list[list[float]]:
+def _bars(measured: Sequence[Estimate]) -> list[list[float]]:
     """How far the intervals reach to both sides, as matplotlib wants it."""
     return [[m.value - m.low for m in measured], [m.high - m.value for m in measured]]
 

@@ -120,7 +120,7 @@ class _Drawing:
         self, model: nn.Module, original: nn.Module | None, blocks: Sequence[Block], names: str | Path | None
     ) -> None:
         self.model, self.blocks, self.images = model, blocks, InputImages(model)
-        self.plan, self.title = planned(model).plan, describe_model(model)
+        self.plan, self.title = planned(model), describe_model(model)
         self.same_weights, self._original = original is None, original
         self.names = class_names(model, names)
         if original is not None and adapter_for(original).layouts(original) != adapter_for(model).layouts(model):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pmvit.compression import compression_of
+from pmvit.compression import plan_of
 from pmvit.data.pixels import Preparation
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import sliding_logits
@@ -38,7 +38,7 @@ class Trial:
     def __init__(self, saved: SavedModel, names: str | Path | None = None) -> None:
         self.names = class_names(saved.model, names)
         self.models: dict[str, nn.Module] = {"original": saved.original, "compressed": saved.model}
-        if compression_of(saved.model) is not None:
+        if plan_of(saved.model) is not None:
             self.models["optimized"] = optimize_for_inference(saved.model)
         for model in self.models.values():
             model.eval().requires_grad_(False)

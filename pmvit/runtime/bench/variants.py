@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.compression import compress, decompress, is_compressed
+from pmvit.compression import compress, compression_of, decompress
 from pmvit.errors import PmvitError
 from pmvit.hosts import Adapter, TokenLayout, adapter_for
 from pmvit.hosts.host import Target
 from pmvit.measuring.flops import flops
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
-from pmvit.methods import Tome, apply
+from pmvit.methods import Tome
 from pmvit.methods.budget import nearest
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
@@ -22,14 +22,14 @@ from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.stages import Narrowed
 from pmvit.runtime.window_chain import wrapped
 
-State = Tensor | tuple[Tensor, Tensor]
+Carried = Tensor | tuple[Tensor, Tensor]  # tokens; between blocks, with those that the first block was given
 NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
 
 
 def original(model: nn.Module, target: Target) -> nn.Module:
     """The same weights, uncompressed: the model as its library has it."""
     model = copy.deepcopy(model)
-    return decompress(model) if is_compressed(model) else model
+    return decompress(model) if compression_of(model) is not None else model
 
 
 def original_optimized(model: nn.Module, target: Target) -> nn.Module:
@@ -66,7 +66,7 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
             if halves is not None and matrices is not None:
                 block = _SlicedBetween(*halves, matrices.num_prefix + matrices.num_groups)
             else:
-                _rewire_mlp(adapter, model.get_submodule(name), _FirstNormed, _Padded)
+                _rewire_mlp(adapter, model.get_submodule(name), first=True)
             sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
             adapter.stand_in(sliced, block)
             model.set_submodule(name, sliced)
@@ -82,7 +82,7 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
     adapter = adapter_for(model)
     for name, layout in _layouts(adapter, model).items():
         block, tokens = _inside(model, name, layout)
-        _rewire_mlp(adapter, model.get_submodule(name), _TakenNormed, _PutBack)
+        _rewire_mlp(adapter, model.get_submodule(name), first=False)
         taken = _TakenOut(block, tokens)
         adapter.stand_in(taken, block)
         model.set_submodule(name, taken)
@@ -106,62 +106,50 @@ def _inside(model: nn.Module, name: str, layout: TokenLayout) -> tuple[nn.Module
     return block, tokens
 
 
-def _rewire_mlp(adapter: Adapter, block: nn.Module, norm: type["_OnTokens"], mlp: type["_OnTokens"]) -> None:
-    """Let others stand in for what normalises before an MLP with groups of its own, and for the MLP."""
+def _rewire_mlp(adapter: Adapter, block: nn.Module, *, first: bool) -> None:
+    """Let an MLP with groups of its own, and the norm before it, run on the first tokens or on one of each group."""
     inside = block.block if isinstance(block, PruneMerge) else block
     parts = adapter.mlp_parts(inside)
     matrices = mlp_matrices_of(inside, parts)
     if parts is None or matrices is None:
         return
-    first_members = matrices.merge_columns[matrices.merge_offsets]
+    chosen = matrices.merge_columns[matrices.merge_offsets]
     num_tokens = matrices.num_prefix + matrices.num_patches
-    for name, kind in zip(parts, (norm, mlp), strict=True):
-        host = unwrapped(inside.get_submodule(name))
-        inside.set_submodule(name, kind(host, first_members, num_tokens))
+    for name, kind in zip(parts, (_NormOfSome, _MlpOfSome), strict=True):
+        inside.set_submodule(name, kind(unwrapped(inside.get_submodule(name)), chosen, num_tokens, first))
 
 
-class _OnTokens(nn.Module):
+class _OnSome(nn.Module):
     """A part of a block that runs on as many of its tokens as its MLP has groups."""
 
-    tokens: Tensor
+    chosen: Tensor
 
-    def __init__(self, part: nn.Module, tokens: Tensor, num_tokens: int) -> None:
+    def __init__(self, part: nn.Module, chosen: Tensor, num_tokens: int, first: bool) -> None:
         super().__init__()
         self.part = part
-        self.num_left_out = num_tokens - tokens.numel()
-        self.register_buffer("tokens", tokens, persistent=False)
+        self.num_others = num_tokens - chosen.numel()
+        self.first = first
+        self.register_buffer("chosen", chosen, persistent=False)
 
 
-class _FirstNormed(_OnTokens):
-    """The first tokens alone, normalised."""
+class _NormOfSome(_OnSome):
+    """The first tokens, or the chosen ones, normalised."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        normed: Tensor = self.part(tokens[:, : self.tokens.numel()])
+        some = tokens[:, : self.chosen.numel()] if self.first else tokens.index_select(1, self.chosen)
+        normed: Tensor = self.part(some)
         return normed
 
 
-class _Padded(_OnTokens):
-    """An MLP on them, with no update for the others."""
-
-    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
-        return F.pad(self.part(tokens, *positional, **arguments), (0, 0, 0, self.num_left_out))
-
-
-class _TakenNormed(_OnTokens):
-    """One token of each group, taken out and normalised."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        normed: Tensor = self.part(tokens.index_select(1, self.tokens))
-        return normed
-
-
-class _PutBack(_OnTokens):
-    """An MLP on them, its updates put where they belong."""
+class _MlpOfSome(_OnSome):
+    """An MLP on them, its updates put where they belong, with none for the other tokens."""
 
     def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
         update: Tensor = self.part(tokens, *positional, **arguments)
-        nothing = update.new_zeros(update.shape[0], update.shape[1] + self.num_left_out, update.shape[2])
-        return nothing.index_copy(1, self.tokens, update)
+        if self.first:
+            return F.pad(update, (0, 0, 0, self.num_others))
+        nothing = update.new_zeros(update.shape[0], update.shape[1] + self.num_others, update.shape[2])
+        return nothing.index_copy(1, self.chosen, update)
 
 
 class _SlicedBetween(nn.Module):
@@ -189,8 +177,8 @@ class _Sliced(nn.Module):
         self.is_last = is_last
         self.is_whole = is_whole
 
-    def forward(self, state: State, *positional: object, **arguments: object) -> State:
-        tokens, given = state if isinstance(state, tuple) else (state.flatten(1, -2), state)
+    def forward(self, carried: Carried, *positional: object, **arguments: object) -> Carried:
+        tokens, given = carried if isinstance(carried, tuple) else (carried.flatten(1, -2), carried)
         everything = given.flatten(1, -2)
         if tokens.shape[1] > self.count:
             tokens = tokens[:, : self.count]
@@ -223,7 +211,7 @@ class _TakenOut(nn.Module):
 def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
     """ToMe with the tokens a block that come nearest to the FLOPs of the compressed model."""
     whole = original(model, "eager")
-    return apply(whole, nearest(whole, Tome, flops(model).gflops)[0])
+    return compress(whole, nearest(whole, Tome, flops(model).gflops)[0])
 
 
 VARIANTS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {
