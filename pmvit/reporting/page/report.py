@@ -129,11 +129,10 @@ def render(
 ) -> str:
     """The page as text."""
     again = f"pmvit report {saved.path}"
-    stages = ["original", "compressed"]
     accuracy = Section(missing=f"Not measured yet: {again} --data IMAGES measures accuracy before and after.")
     tables = [sections.stages_table(saved.stages)] if saved.stages else []
     if evaluation is not None:
-        tables.insert(0, sections.accuracy_table(evaluation, stages))
+        tables.insert(0, sections.accuracy_table(evaluation))
     if tables:
         accuracy = Section(tables)
     timed = Section(missing=f"Not measured yet: pmvit benchmark {saved.path} -o {saved.path} measures it.")
