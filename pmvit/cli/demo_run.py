@@ -65,7 +65,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     figure.save(output / "blocks.png", "png")
     page = report(output, output / "report.html", data=DEMO, original=model)
 
-    rows = Measurements.read(page.with_suffix(".json")).speed["rows"]
+    rows = (Measurements.read(page.with_suffix(".json")).speed or {})["rows"]
     speeds = {row["variant"]: Estimate(*row["speedup"]) for row in rows if row["batch"] == BATCHES[-1]}
     costs = flops(model).gflops, flops(small).gflops
     _summarize(console, compressed, tuned, costs, speeds)

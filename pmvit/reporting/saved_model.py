@@ -1,6 +1,5 @@
 """What is known of a compressed model: from its own files, and from what other commands left in its folder."""
 
-import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +8,17 @@ from typing import Any
 from torch import nn
 
 from pmvit.commands import read_commands
-from pmvit.compression import compression_of, decompress, plan_of
+from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
-from pmvit.loading import create_model
+from pmvit.evaluation.reference import Reference, reference_for
 from pmvit.measuring import Scores
-from pmvit.measuring.flops import Flops, flops
-from pmvit.pipeline import COMPRESSED, RESULTS_FILE
+from pmvit.pipeline import RESULTS_FILE
 from pmvit.reporting.blocks import describe_blocks
 from pmvit.saving import CONFIG_FILE, load, read_metadata
 from pmvit.training.metrics import read_metrics
 from pmvit.training.record import FILE as FINETUNE_FILE
 
-SAME_WEIGHTS = "the tuned weights, uncompressed"
+SCORES_FILE = "scores.json"
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,8 @@ class SavedModel:
     Attributes:
         path: Where it was loaded from.
         model: The model.
-        original: What it is compared with.
-        original_title: What that is, where it is not simply the original.
+        reference: What it is compared with: its original, if that is at hand.
         config: Its `config.json`.
-        costs: Of the original and of the compressed model.
         blocks: What happens to the patches of each block; `None` if there is no plan.
         no_blocks: Why there is none.
         commands: Those that made it.
@@ -44,10 +40,8 @@ class SavedModel:
 
     path: Path
     model: nn.Module
-    original: nn.Module
-    original_title: str
+    reference: Reference
     config: dict[str, Any]
-    costs: tuple[Flops, Flops]
     blocks: list[dict[str, Any]] | None
     no_blocks: str
     commands: list[dict[str, Any]]
@@ -66,8 +60,8 @@ def open_saved(path: Path, original: str | Path | nn.Module | None = None) -> Sa
 
     Args:
         path: What `save` wrote.
-        original: What it is compared with: a model, or the path of a saved one. If not given, it is found where `run`
-            and `finetune` left it; else it is the same weights uncompressed.
+        original: What it is compared with: a model, or the path of a saved one. If not given, what it was made of; if
+            that is not at hand, the same weights uncompressed.
 
     Raises:
         PmvitError: If there is no compressed model, or a file beside it is broken.
@@ -76,59 +70,30 @@ def open_saved(path: Path, original: str | Path | nn.Module | None = None) -> Sa
     compression = compression_of(model)
     if compression is None:
         raise PmvitError(f"expected a compressed model to report on; {path} is not compressed: use `pmvit compress`")
-    text = (path / CONFIG_FILE).read_text(encoding="utf-8") if path.is_dir() else read_metadata(path)[CONFIG_FILE]
-    folder = path if path.is_dir() else path.parent
-    beside = path.is_dir()
-    tuning = read_json(folder / FINETUNE_FILE) if beside and (folder / FINETUNE_FILE).exists() else None
-    metrics = read_metrics(folder) if beside else []
-    reference, title = _find_original(folder, model, tuning, original, is_tuned=tuning is not None or bool(metrics))
-    blocks, reason = None, ""
+    is_folder = path.is_dir()
+    text = (path / CONFIG_FILE).read_text(encoding="utf-8") if is_folder else read_metadata(path)[CONFIG_FILE]
+    scores = path / SCORES_FILE if is_folder else path.with_suffix(f".{SCORES_FILE}")
+    tuning, stages = (
+        read_json(path / name) if (path / name).exists() else None for name in (FINETUNE_FILE, RESULTS_FILE)
+    )
+    blocks, reason = (
+        None,
+        f"{compression.what.title} chooses its tokens anew for every image, so there is no plan to show.",
+    )
     if plan_of(model) is not None:
-        scores = folder / "scores.json" if beside else path.with_suffix(".scores.json")
-        blocks = describe_blocks(model, Scores.load(scores) if scores.exists() else None)
-    else:
-        name = compression.what.title
-        reason = f"{name} chooses its tokens anew for every image while it runs, so there is no plan to show."
+        blocks, reason = describe_blocks(model, Scores.load(scores) if scores.exists() else None), ""
     return SavedModel(
         path=path,
         model=model,
-        original=reference,
-        original_title=title,
+        reference=reference_for(model, original),
         config=json.loads(text),
-        costs=(flops(reference), flops(model)),
         blocks=blocks,
         no_blocks=reason,
         commands=read_commands(path),
-        stages=read_json(folder / RESULTS_FILE) if beside and (folder / RESULTS_FILE).exists() else {},
-        metrics=metrics,
+        stages=stages or {},
+        metrics=read_metrics(path) if is_folder else [],
         tuning=tuning,
     )
-
-
-def _find_original(
-    folder: Path,
-    model: nn.Module,
-    tuning: dict[str, Any] | None,
-    given: str | Path | nn.Module | None,
-    *,
-    is_tuned: bool,
-) -> tuple[nn.Module, str]:
-    """The original, and what it is if it is not simply that."""
-    if isinstance(given, nn.Module):
-        return given.eval(), ""
-    if given is not None:
-        found = create_model(str(given))
-        return _uncompressed(found), f"{given}"
-    began_with = ((tuning or {}).get("command") or {}).get("model")
-    for place in (folder / COMPRESSED, None if began_with is None else Path(began_with)):
-        if tuning is not None and place is not None and (place / CONFIG_FILE).exists():
-            found = load(place)
-            return _uncompressed(found), ""
-    return decompress(copy.deepcopy(model)), SAME_WEIGHTS if is_tuned else ""
-
-
-def _uncompressed(model: nn.Module) -> nn.Module:
-    return model if compression_of(model) is None else decompress(model)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pmvit.loading import open_loader
 from pmvit.measuring.flops import flops
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.page.gallery import gallery
+from pmvit.reporting.saved_model import SavedModel
 from pmvit.runtime.bench.run import Makers, ready
 from pmvit.runtime.bench.run import measure as measure_speed
 from pmvit.runtime.bench.variants import variant
@@ -36,14 +37,14 @@ class Measurements:
 
     Attributes:
         of: Of which model, original and images.
-        evaluation: A `PairedEvaluation`.
-        speed: A `Benchmark` in eager PyTorch.
+        evaluation: A `PairedEvaluation`; `None` if none was made.
+        speed: A `Benchmark`; `None` if none was made.
         pictures: Images for the block viewer.
     """
 
     of: dict[str, Any]
-    evaluation: dict[str, Any]
-    speed: dict[str, Any]
+    evaluation: dict[str, Any] | None
+    speed: dict[str, Any] | None
     pictures: list[dict[str, Any]]
 
     def write(self, path: Path) -> None:
@@ -59,8 +60,7 @@ class Measurements:
 
 
 def measure(
-    model: nn.Module,
-    original: nn.Module,
+    saved: SavedModel,
     data: str | Path,
     of: dict[str, Any],
     *,
@@ -69,7 +69,8 @@ def measure(
     workers: int = 2,
     progress: bool = True,
 ) -> Measurements:
-    """Measure accuracy on images, and speed on built-in pictures, of a compressed model and its original."""
+    """Measure accuracy on images, and speed on built-in pictures, of a model and what it is compared with."""
+    model, original = saved.model, saved.reference.model
     batches = _open_batches(model, data, limit=limit, workers=workers)
     evaluation = asdict(evaluate_pair(model, original, batches, limit=limit, progress=progress))
     pictures = gallery(model, original, data, PICTURES, class_names(model, names, data))

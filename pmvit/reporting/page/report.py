@@ -11,6 +11,7 @@ from pmvit.data.demo import DEMO
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
 from pmvit.fingerprint import fingerprint
+from pmvit.measuring.flops import flops
 from pmvit.reporting.page import sections, summary
 from pmvit.reporting.page.comparison import comparison_section
 from pmvit.reporting.page.measurements import Measurements, measure
@@ -47,7 +48,7 @@ def report(
         output: The HTML file to write.
         data: Images to measure accuracy on and to show, as `evaluate` takes them; `demo` for the built-in ones. Speed
             is measured, too. If not given, nothing is measured.
-        original: A saved model, or a model, to compare with; if not given, the one this was made of, if it is there.
+        original: A saved model, or a model, to compare with; if not given, the one this was made of, if it is at hand.
         limit: How many images at most to measure on.
         names: A text file with the names of the classes, one a line.
         evaluation: What `pmvit evaluate --json` printed, instead of measuring.
@@ -67,22 +68,17 @@ def report(
         raise PmvitError(f"expected the name of a file to write, got the folder {output}: use {output / 'report.html'}")
     saved = open_saved(path, original)
     store = output.with_suffix(".json")
-    found = _known(saved, store, data, original, limit)
+    of, found = _key(saved, data, limit), _known(saved, store, data, original, limit)
     if found is None and data is not None:
-        of = _key(saved, data, limit)
-        found = measure(
-            saved.model, saved.original, data, of, limit=limit, names=names, workers=workers, progress=progress
-        )
+        found = measure(saved, data, of, limit=limit, names=names, workers=workers, progress=progress)
         found.write(store)
-    judged = found.evaluation if found is not None else None
-    if found is not None:
-        saved = replace(saved, original_title=found.of["compared_with"])
+    found = found or Measurements(of, None, None, [])
+    judged, timed = found.evaluation, _beside(path, benchmark, BENCHMARK_FILE) or found.speed
     if evaluation is not None:
         judged = sections.from_evaluate(read_json(Path(evaluation)), str(evaluation))
-    timed = _beside(path, benchmark, BENCHMARK_FILE) or (found.speed if found is not None else None)
     compared = _beside(path, comparison, COMPARISON_FILE)
-    pictures = found.pictures if found is not None else []
-    page = render(saved, judged, timed, compared, pictures, str(comparison or COMPARISON_FILE))
+    others = None if compared is None else comparison_section(compared, str(comparison or COMPARISON_FILE))
+    page = _render(saved, replace(found, evaluation=judged, speed=timed), others)
     size = len(page.encode()) / 1e6
     if size > LARGEST_MEGABYTES:
         raise PmvitError(f"the report would have {size:.1f} MB, more than {LARGEST_MEGABYTES}: shorten the comparison")
@@ -92,7 +88,7 @@ def report(
 
 def _key(saved: SavedModel, data: str | Path | None, limit: int | None) -> dict[str, Any]:
     where = str(data) if data == DEMO or not Path(str(data)).exists() else str(Path(str(data)).resolve())
-    original = {"original": fingerprint(saved.original), "compared_with": saved.original_title}
+    original = {"original": fingerprint(saved.reference.model), "compared_with": saved.reference.title}
     return {"model": saved.checksum, **original, "data": where, "limit": limit}
 
 
@@ -119,31 +115,13 @@ def _beside(path: Path, given: str | Path | None, name: str) -> dict[str, Any] |
     return document
 
 
-def render(
-    saved: SavedModel,
-    evaluation: dict[str, Any] | None,
-    speed: dict[str, Any] | None,
-    comparison: dict[str, Any] | None,
-    pictures: list[dict[str, Any]],
-    where: str = COMPARISON_FILE,
-) -> str:
+def _render(saved: SavedModel, found: Measurements, others: Section | None) -> str:
     """The page as text."""
-    again = f"pmvit report {saved.path}"
-    accuracy = Section(missing=f"Not measured yet: {again} --data IMAGES measures accuracy before and after.")
-    tables = [sections.stages_table(saved.stages)] if saved.stages else []
-    if evaluation is not None:
-        tables.insert(0, sections.accuracy_table(evaluation))
-    if tables:
-        accuracy = Section(tables)
-    timed = Section(missing=f"Not measured yet: pmvit benchmark {saved.path} -o {saved.path} measures it.")
-    if speed is not None:
-        timed = Section([sections.speed_table(speed)])
-    learning = Section(missing=f"This model was not fine-tuned: pmvit finetune {saved.path} --data IMAGES -o tuned/.")
-    if charts := sections.curves(saved.metrics):
-        learning = Section(charts=charts)
-    others = Section(missing="Not compared yet: pmvit compare puts this model beside other methods at equal cost.")
-    if comparison is not None:
-        others = comparison_section(comparison, where)
+    costs = flops(saved.reference.model), flops(saved.model)
+    compared_with = found.of.get("compared_with") or saved.reference.title
+    tables = [sections.accuracy_table(found.evaluation, compared_with)] if found.evaluation is not None else []
+    tables += [sections.stages_table(saved.stages)] if saved.stages else []
+    speeds = [sections.speed_table(found.speed)] if found.speed is not None else []
     style, script = read_web("style.css"), "\n".join(map(read_web, SCRIPTS))
     return (
         environment()
@@ -151,15 +129,16 @@ def render(
         .render(
             title=saved.config["model"]["architecture"],
             subtitle=summary.subtitle(saved),
-            cards=sections.cards((saved.costs[0].gflops, saved.costs[1].gflops), evaluation, speed),
-            what=summary.what(saved),
-            accuracy=accuracy,
-            speed=timed,
-            learning=learning,
-            comparison=others,
+            cards=sections.cards((costs[0].gflops, costs[1].gflops), found.evaluation, found.speed),
+            what=summary.what(saved, costs, compared_with),
+            path=saved.path,
+            accuracy=Section(tables),
+            speed=Section(speeds),
+            learning=Section(charts=sections.curves(saved.metrics)),
+            comparison=others or Section(),
             blocks=saved.blocks,
             no_blocks=saved.no_blocks,
-            viewer=viewer_data(saved.blocks, saved.model, pictures) if saved.blocks is not None else None,
+            viewer=viewer_data(saved.blocks, saved.model, found.pictures) if saved.blocks is not None else None,
             commands=summary.commands(saved),
             settings=summary.settings(saved),
             versions=versions(),

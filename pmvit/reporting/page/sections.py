@@ -40,15 +40,14 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. What it has nothing for, `missing` says how to get."""
+    """A part of the page; of one that is empty, the page says how to fill it."""
 
     tables: list[Table] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
-    missing: str = ""
 
 
-def accuracy_table(evaluation: Json) -> Table:
-    """Before, after and the difference, of a `PairedEvaluation`."""
+def accuracy_table(evaluation: Json, compared_with: str) -> Table:
+    """What a model reaches, what it is compared with does, and the difference, of a `PairedEvaluation`."""
     rows = []
     for one in evaluation["measures"]:
         name = one["name"]
@@ -59,7 +58,7 @@ def accuracy_table(evaluation: Json) -> Table:
         f"{evaluation['images']:,} images, both models on the same ones.{broken} In small print 95 % intervals: "
         "Wilson's for shares of images, bootstrap over images for the rest; differences are paired."
     )
-    return Table(("", "original", "compressed", "difference"), rows, note)
+    return Table(("", compared_with, "compressed", "difference"), rows, note)
 
 
 def from_evaluate(document: Json, where: str) -> Json:

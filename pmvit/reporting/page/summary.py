@@ -5,7 +5,8 @@ import json
 from pmvit.commands import this_command
 from pmvit.compression import compression_of, plan_of
 from pmvit.hosts import adapter_for
-from pmvit.reporting.saved_model import SAME_WEIGHTS, SavedModel
+from pmvit.measuring.flops import Flops
+from pmvit.reporting.saved_model import SavedModel
 
 
 def subtitle(saved: SavedModel) -> str:
@@ -18,9 +19,9 @@ def subtitle(saved: SavedModel) -> str:
     return f"Compressed by {title}{tuned}: its blocks run on {100 * plan.keep:.0f} % of the patch tokens."
 
 
-def what(saved: SavedModel) -> list[tuple[str, str]]:
+def what(saved: SavedModel, costs: tuple[Flops, Flops], compared_with: str) -> list[tuple[str, str]]:
     """What was compressed, and how, in short."""
-    adapter, (before, after) = adapter_for(saved.model), saved.costs
+    adapter, (before, after) = adapter_for(saved.model), costs
     channels, height, width = adapter.input_size(saved.model)
     layouts = adapter.layouts(saved.model)
     grids = ", ".join(f"{rows} × {columns}" for rows, columns in dict.fromkeys(layout.grid for layout in layouts))
@@ -40,10 +41,9 @@ def what(saved: SavedModel) -> list[tuple[str, str]]:
         options = json.loads(compression.what.to_json())["options"]
         told = ", ".join(f"{name} {value}" for name, value in options.items())
         said.append(("Method", f"{compression.what.title}: {told}"))
-    if saved.original_title:
-        said.append(("Compared with", saved.original_title))
-    if saved.original_title == SAME_WEIGHTS:
-        said.append(("", "The original is not in the folder: --original names it."))
+    said.append(("Compared with", compared_with))
+    if saved.reference.name == "uncompressed":
+        said.append(("", "The original is not at hand: --original names it."))
     return said
 
 

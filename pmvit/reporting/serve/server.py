@@ -173,7 +173,7 @@ def make_server(
             title=saved.config["model"]["architecture"],
             limits=limits,
             formats=FORMATS,
-            original_title=saved.original_title,
+            compared_with=saved.reference.title,
             no_blocks=saved.no_blocks,
             viewer=viewer_data(saved.blocks, saved.model, []) if saved.blocks is not None else None,
             versions=versions(),

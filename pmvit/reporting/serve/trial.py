@@ -37,7 +37,7 @@ class Trial:
 
     def __init__(self, saved: SavedModel, names: str | Path | None = None) -> None:
         self.names = class_names(saved.model, names)
-        self.models: dict[str, nn.Module] = {"original": saved.original, "compressed": saved.model}
+        self.models: dict[str, nn.Module] = {"original": saved.reference.model, "compressed": saved.model}
         if plan_of(saved.model) is not None:
             self.models["optimized"] = optimize_for_inference(saved.model)
         for model in self.models.values():
