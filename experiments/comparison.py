@@ -85,7 +85,7 @@ def evaluate(model: nn.Module, batches: Batches, reference: list[Tensor]) -> dic
 def measured(row: ComparisonRow, model: nn.Module, batches: Batches, reference: list[Tensor]) -> Row:
     """A row with what the images say, and how sure that is."""
     found = evaluate(model, batches, reference)
-    means = {name: float(values.mean()) for name, values in found.items()}
+    means: dict[str, Any] = {name: float(values.mean()) for name, values in found.items()}
     error = float(found["top1"].std(correction=0)) / len(found["top1"]) ** 0.5
     row = replace(row, evaluation=Evaluation(len(found["top1"]), 0, top1_error=error, **means))
     drop = found["top1"] - found["reference_top1"]

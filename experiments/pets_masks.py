@@ -33,7 +33,7 @@ from pmvit.evaluation.segmentation import class_iou, classes_at, count_classes, 
 from pmvit.evaluation.sliding import sliding_logits
 from pmvit.evaluation.tables import format_number
 from pmvit.files import write_atomically, write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model, open_loader
 from pmvit.methods import Tome
 from pmvit.methods.budget import method_for
@@ -115,7 +115,7 @@ def every(split: Split, step: int) -> PairSource:
 def compare_blocks(model: nn.Module) -> list[Row]:
     """Agreement with the original and mIoU on some training images, by which blocks are compressed, without tuning."""
     some = every("train", CHOICE_EVERY)
-    batches = list(pixel_loader(some, adapter_for(model).data_config(model), batch_size=16, workers=0))
+    batches = list(pixel_loader(some, host_of(model).data_config(), batch_size=16, workers=0))
     rows = []
     for keep in KEEPS:
         gflops = pmvit.flops(compressed(model, Variant(ENDS_ALONE, keep))).gflops
@@ -140,7 +140,7 @@ def count(name: str, model: nn.Module) -> dict[str, Tensor]:
     """What is counted on each test image, (images, 3, classes), and the class of every pixel; kept in a file."""
     path = RUNS / "counts" / f"{name.replace(' ', '-')}.safetensors"
     if not path.exists():
-        loader = pixel_loader(every("val", TEST_EVERY), adapter_for(model).data_config(model), whole=True, workers=1)
+        loader = pixel_loader(every("val", TEST_EVERY), host_of(model).data_config(), whole=True, workers=1)
         counts, classes = [], []
         with torch.inference_mode():
             for images, labels in track(loader, name, len(loader), show=True):

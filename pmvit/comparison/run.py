@@ -14,8 +14,9 @@ from pmvit.comparison.table import Comparison, ComparisonRow
 from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import Evaluation, evaluate_all
+from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation, labels_pixels
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring import MergeCosts, Scores
 from pmvit.measuring.flops import flops
@@ -94,13 +95,15 @@ def compare(
         described = used.what.describe() if used is not None and isinstance(used.what, Method) else {}
         rows.append(ComparisonRow(name, "given", described))
         models[name] = other
+    reference = Reference(model, "original")
     evaluations: dict[str, Evaluation | SegmentationEvaluation]
     if labels_pixels(model):
         evaluations = {
-            name: evaluate_segmentation(each, data, reference=model, progress=progress) for name, each in models.items()
+            name: evaluate_segmentation(each, data, reference=reference, progress=progress)
+            for name, each in models.items()
         }
     else:
-        found = evaluate_all(list(models.values()), data, reference=model, progress=progress)
+        found = evaluate_all(list(models.values()), data, reference=reference, progress=progress)
         evaluations = dict(zip(models, found, strict=True))
     for index, row in enumerate(rows):
         if row.name in models:
@@ -114,7 +117,7 @@ def compare(
 
 def try_export(model: nn.Module) -> dict[str, Any]:
     """Fields of a row: whether `torch.export` makes a graph of a model for any batch size, and if not, why."""
-    images = built_in_images(adapter_for(model).input_size(model), 2)
+    images = built_in_images(host_of(model).input_size(), 2)
     try:
         as_exported(as_module(copy.deepcopy(model).cpu().float().requires_grad_(False)), images, any_batch=True)
     except Exception as error:  # whatever the exporter stumbles over is the result

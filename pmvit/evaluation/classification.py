@@ -4,7 +4,7 @@ embeddings where there are no classes."""
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pmvit.data.batches import check_labels, count_batches, unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.evaluation.measures import WithQuality
+from pmvit.evaluation.reference import Reference, named
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.progress import track
@@ -34,6 +35,7 @@ class Evaluation(WithQuality):
         kl: Divergence KL(reference || model) of the predictions, in nats.
         reference_top1: Top-1 of the reference on the same images.
         cosine: Of the output and the reference's, for models without classes.
+        reference: What the reference is, where `evaluate` was told: `original`, `uncompressed` or `other`.
     """
 
     images: int
@@ -46,6 +48,7 @@ class Evaluation(WithQuality):
     kl: float | None
     reference_top1: float | None
     cosine: float | None = None
+    reference: str | None = None
 
 
 def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> dict[str, Tensor]:
@@ -77,7 +80,7 @@ def measure_embeddings(output: Tensor, reference: Tensor) -> dict[str, Tensor]:
 
 
 def evaluate(
-    model: nn.Module, data: Iterable[Any], *, reference: nn.Module | None = None, progress: bool = True
+    model: nn.Module, data: Iterable[Any], *, reference: nn.Module | Reference | None = None, progress: bool = True
 ) -> Evaluation:
     """Measure a classifier on labelled images, on unlabelled ones against a reference alone.
 
@@ -86,20 +89,25 @@ def evaluate(
     Args:
         model: The model to measure, compressed or not.
         data: A loader of `(images, labels)` or of images.
-        reference: The uncompressed original, for agreement and divergence.
+        reference: The original, for agreement and divergence; `reference_for(model)` finds it.
         progress: Show a progress bar.
     """
     return evaluate_all([model], data, reference=reference, progress=progress)[0]
 
 
 def evaluate_all(
-    models: Sequence[nn.Module], data: Iterable[Any], *, reference: nn.Module | None = None, progress: bool = True
+    models: Sequence[nn.Module],
+    data: Iterable[Any],
+    *,
+    reference: nn.Module | Reference | None = None,
+    progress: bool = True,
 ) -> list[Evaluation]:
     """`evaluate` several models on the same images, which are read once and shown to the reference once."""
-    found, images = measure_each_image(models, data, reference, progress)
+    compared_with, name = named(reference)
+    found, images = measure_each_image(models, data, compared_with, progress)
     broken = len(getattr(data, "broken", ()))
     means = [{name: values.mean().item() for name, values in of_model.items()} for of_model in found]
-    return [_evaluation(images, broken, of_model) for of_model in means]
+    return [replace(_evaluation(images, broken, of_model), reference=name) for of_model in means]
 
 
 def measure_each_image(
@@ -169,7 +177,7 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
     for name, first in vars(parts[0]).items():
         if isinstance(first, float):
             means[name] = sum(getattr(part, name) * part.images for part in parts) / images
-    return _evaluation(images, sum(part.broken for part in parts), means)
+    return replace(_evaluation(images, sum(part.broken for part in parts), means), reference=parts[0].reference)
 
 
 def _evaluation(images: int, broken: int, means: dict[str, float]) -> Evaluation:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from pmvit.data.batches import IGNORED, check_labels, count_batches, unpack
 from pmvit.errors import PmvitError
 from pmvit.evaluation.measures import WithQuality
+from pmvit.evaluation.reference import Reference, named
 from pmvit.evaluation.sliding import check_stride, count_windows, sliding_logits
-from pmvit.hosts import adapter_for, find_adapter
+from pmvit.hosts import find_host, host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.measuring.flops import flops
 from pmvit.progress import track
@@ -36,6 +37,7 @@ class SegmentationEvaluation(WithQuality):
         reference_miou: Mean IoU of the reference on the same images.
         reference_pixel_accuracy: Pixel accuracy of the reference.
         reference_gflops: GFLOPs of the reference.
+        reference: What the reference is, where it was told: `original`, `uncompressed` or `other`.
         fps: Images a second, each in its windows, without reading and preparing them; model and reference take turns.
         reference_fps: The same of the reference.
     """
@@ -51,14 +53,15 @@ class SegmentationEvaluation(WithQuality):
     reference_miou: float | None = None
     reference_pixel_accuracy: float | None = None
     reference_gflops: float | None = None
+    reference: str | None = None
     fps: float | None = field(default=None, compare=False)
     reference_fps: float | None = field(default=None, compare=False)
 
 
 def labels_pixels(model: nn.Module) -> bool:
     """Whether a model labels the pixels of an image, and not the image."""
-    adapter = find_adapter(model)
-    return adapter is not None and adapter.pixel_classes(model) is not None
+    host = find_host(model)
+    return host is not None and host.outputs().pixel_classes is not None
 
 
 def count_classes(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -108,6 +111,7 @@ class SegmentationCounts:
 
     Attributes:
         models: Of the model, and of the reference if there is one.
+        reference: What the reference is, if that is known.
         images: How many images.
         broken: Images that could not be read.
         windows: Windows run, by each model.
@@ -117,6 +121,7 @@ class SegmentationCounts:
     """
 
     models: list[ModelCounts]
+    reference: str | None = None
     images: int = 0
     broken: int = 0
     windows: int = 0
@@ -135,6 +140,7 @@ class SegmentationCounts:
             class_iou=tuple(map(_number, class_iou(torch.cat(counts).sum(0)))) if counts else None,
             agreement=sum(self.same) / sum(self.pixels) if self.pixels else None,
             windows=self.windows / self.images,
+            reference=self.reference,
             **own,
             **{f"reference_{name}": value for measured in reference for name, value in measured.items()},
         )
@@ -165,7 +171,7 @@ def evaluate_segmentation(
     model: nn.Module,
     data: Iterable[Any],
     *,
-    reference: nn.Module | None = None,
+    reference: nn.Module | Reference | None = None,
     window: tuple[int, int] | None = None,
     stride: int | tuple[int, int] | None = None,
     batch_size: int = 8,
@@ -177,7 +183,7 @@ def evaluate_segmentation(
         model: The model to measure, compressed or not.
         data: A loader of `(images, labels)`, with labels of shape (batch, height, width) of any size and 255 for pixels
             that do not count; or of images, which are compared with the reference alone.
-        reference: The uncompressed original.
+        reference: The original; `reference_for(model)` finds it.
         window: Height and width of a window; the size of the model's images if not given.
         stride: Pixels from one window to the next; the window itself if not given.
         batch_size: Windows that run at a time.
@@ -192,27 +198,28 @@ def count_pixels(
     model: nn.Module,
     data: Iterable[Any],
     *,
-    reference: nn.Module | None = None,
+    reference: nn.Module | Reference | None = None,
     window: tuple[int, int] | None = None,
     stride: int | tuple[int, int] | None = None,
     batch_size: int = 8,
     progress: bool = True,
 ) -> SegmentationCounts:
     """`evaluate_segmentation` of a part of the images: what `pooled` puts together."""
-    adapter = adapter_for(model)
-    classes = adapter.pixel_classes(model)
+    host = host_of(model)
+    classes = host.outputs().pixel_classes
     if classes is None:
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not: use evaluate")
     device = next(model.parameters()).device
-    size = window or adapter.input_size(model)[1:]
+    size = window or host.input_size()[1:]
     strides = check_stride(size, stride)
-    models = [model] if reference is None else [model, reference]
-    counts = SegmentationCounts([ModelCounts(flops(each).gflops) for each in models])
-    with evaluation_mode(model), evaluation_mode(reference or model), torch.inference_mode():
+    compared_with, name = named(reference)
+    models = [model] if compared_with is None else [model, compared_with]
+    counts = SegmentationCounts([ModelCounts(flops(each).gflops) for each in models], name)
+    with evaluation_mode(model), evaluation_mode(models[-1]), torch.inference_mode():
         for batch in track(data, "evaluate", count_batches(data), show=progress):
             images, labels = unpack(batch)
             labels = labels.to(device) if labels is not None and labels.dim() == 3 else None
-            if labels is None and reference is None:
+            if labels is None and len(models) == 1:
                 raise PmvitError("expected images with masks, or the uncompressed original as reference=; got neither")
             at_size = tuple(images.shape[-2:] if labels is None else labels.shape[-2:])
             is_warm = counts.images > 0
@@ -229,7 +236,7 @@ def count_pixels(
                 if labels is not None:
                     of_model.classes.append(count_classes(predictions[-1], labels, classes))
             counts.timed += len(images) if is_warm else 0
-            if reference is not None:
+            if len(models) == 2:
                 counts.pixels += [image.numel() for image in predictions[0]]
                 counts.same += (predictions[0] == predictions[1]).sum((1, 2)).tolist()
     counts.broken = len(getattr(data, "broken", ()))

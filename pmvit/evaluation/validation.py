@@ -11,6 +11,7 @@ from pmvit._system import this_process
 from pmvit.data.batches import unpack
 from pmvit.evaluation import classification, segmentation
 from pmvit.evaluation.classification import Evaluation
+from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.segmentation import SegmentationEvaluation, labels_pixels
 
 AnyEvaluation = Evaluation | SegmentationEvaluation
@@ -20,7 +21,7 @@ def validate(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    reference: nn.Module | None = None,
+    reference: nn.Module | Reference | None = None,
     use_labels: bool = True,
     progress: bool = False,
 ) -> AnyEvaluation:

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
-from pmvit.hosts import TokenLayout, adapter_for
+from pmvit.hosts import TokenLayout, host_of
 from pmvit.measuring import Scores
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PRUNED, PruneMerge
+from pmvit.windows import Windows
 
 
 class Block(NamedTuple):
@@ -41,9 +42,9 @@ def blocks_of(model: nn.Module) -> list[Block]:
         PmvitError: If the model is not compressed, or by a method without a plan.
     """
     plan = planned(model)
-    adapter = adapter_for(model)
+    host = host_of(model)
     made = []
-    for number, (name, layout) in enumerate(zip(adapter.block_names(model), adapter.layouts(model), strict=True)):
+    for number, (name, layout) in enumerate(zip(host.block_names(), host.layouts(), strict=True)):
         layer = plan.layers.get(number, LayerPlan.keep_all(plan.num_patches(number)))
         returns = (1.0,) * layer.num_tokens
         wrapper = model.get_submodule(name)
@@ -81,9 +82,9 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[dict
             "block": number,
             "name": name,
             "compressed": layer.mlp is not None or not layer.is_identity,
-            "grid": list(grid),
-            "windows": None if windows is None else {"size": list(windows.size), "shift": list(windows.shift)},
-            "prefix": prefix,
+            "grid": list(layout.grid),
+            "windows": _describe_windows(layout.windows),
+            "prefix": layout.num_prefix,
             "patches": layer.num_tokens,
             "kept": layer.num_kept,
             "kept_in_mlp": (layer.mlp or layer).num_kept,
@@ -95,8 +96,12 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[dict
             "weights": list(layer.weights),
             "scores": None if scores is None else scores.of(number).tolist(),
         }
-        for number, name, (grid, prefix, windows), layer, _ in blocks
+        for number, name, layout, layer, _ in blocks
     ]
+
+
+def _describe_windows(windows: Windows | None) -> dict[str, list[int]] | None:
+    return None if windows is None else {"size": list(windows.size), "shift": list(windows.shift)}
 
 
 def _entries(matrix: Tensor, groups: Tensor) -> tuple[float, ...]:

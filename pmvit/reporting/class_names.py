@@ -9,7 +9,7 @@ from torch import nn
 from pmvit.data import demo
 from pmvit.data.sources import FolderSource, open_source
 from pmvit.errors import PmvitError
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import num_classes_of
 
 IMAGENET = "in1k"  # in the tag of weights that timm has trained or tuned on ImageNet-1k
@@ -25,7 +25,7 @@ def class_names(model: nn.Module, file: str | Path | None = None, data: str | Pa
     Raises:
         PmvitError: If the file does not have one name for each class.
     """
-    classes = adapter_for(model).pixel_classes(model) or num_classes_of(model) or 0
+    classes = host_of(model).outputs().pixel_classes or num_classes_of(model) or 0
     if file is not None:
         return read_names(Path(file), classes)
     found = _folder_names(model, data) if data is not None else ()
@@ -52,7 +52,7 @@ def _folder_names(model: nn.Module, data: str | Path) -> tuple[str, ...]:
     if data == demo.DEMO:
         return demo.CLASSES
     classes = num_classes_of(model)
-    source = open_source(data, classes) if adapter_for(model).pixel_classes(model) is None else None
+    source = open_source(data, classes) if host_of(model).outputs().pixel_classes is None else None
     if not isinstance(source, FolderSource) or source.labels is None:
         return ()
     root = Path(data)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pmvit.data.folder import color_mode, evaluation_transform
 from pmvit.data.pixels import CentreCrop, Preparation
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.reporting.pictures.patches import photograph
 
 LARGEST_SIDE = 336  # of a picture in a page
@@ -26,11 +26,11 @@ class InputImages:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        adapter = adapter_for(model)
-        config = adapter.data_config(model)
+        host = host_of(model)
+        config = host.data_config()
         self.mode = color_mode(config)
         self._mean, self._std = (torch.tensor(config[name]).view(-1, 1, 1) for name in ("mean", "std"))
-        self._crop = CentreCrop(Preparation.of(config)) if adapter.pixel_classes(model) is not None else None
+        self._crop = CentreCrop(Preparation.of(config)) if host.outputs().pixel_classes is not None else None
         self._transform = evaluation_transform(config)
 
     def prepare(self, picture: Image.Image) -> Tensor:

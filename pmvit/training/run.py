@@ -18,7 +18,7 @@ from pmvit.data.segmentation import has_masks, open_pairs
 from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
 from pmvit.errors import PmvitError
 from pmvit.evaluation.validation import evaluation_from
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import num_classes_of, open_validation
 from pmvit.saving import check_savable, load
@@ -147,8 +147,8 @@ def training_data(
         )
     options: dict[str, Any] = {"batch": config.batch_size // passes, "workers": config.workers, "seed": config.seed}
     options["process"] = process
-    data_config = adapter_for(model).data_config(model)
-    classes = adapter_for(model).pixel_classes(model)
+    data_config = host_of(model).data_config()
+    classes = host_of(model).outputs().pixel_classes
     if classes is not None and (config.labels or has_masks(train)):
         pairs = open_pairs(train, classes, "train", first_label)
         augmentation = _pixel_augmentation(config, data_config)

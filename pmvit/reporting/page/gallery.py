@@ -12,7 +12,7 @@ from pmvit.data import demo
 from pmvit.data.choice import choose_samples, spread
 from pmvit.data.segmentation import has_masks, open_pairs
 from pmvit.data.sources import BROKEN_IMAGE
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.loading import num_classes_of
@@ -30,7 +30,7 @@ def gallery(
 ) -> list[dict[str, Any]]:
     """Images taken evenly from all there are, each as JSON data: `src`, `caption`, and the first predictions."""
     images = InputImages(model)
-    classifies = gives_logits(model) and adapter_for(model).pixel_classes(model) is None
+    classifies = gives_logits(model) and host_of(model).outputs().pixel_classes is None
     device = next(model.parameters()).device
     made = []
     with evaluation_mode(model), evaluation_mode(original), torch.inference_mode():
@@ -48,7 +48,7 @@ def gallery(
 
 def _choose(model: nn.Module, data: str | Path, count: int, mode: str) -> Iterator[_Shown]:
     """Images that can be read, spread over all there are."""
-    classes = adapter_for(model).pixel_classes(model)
+    classes = host_of(model).outputs().pixel_classes
     if data == demo.DEMO:
         pictures, labels = demo.demo_images("test", count)
         for number, (picture, label) in enumerate(zip(pictures, labels.tolist(), strict=True)):

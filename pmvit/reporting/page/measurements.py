@@ -15,7 +15,7 @@ from pmvit.data.demo import DEMO, demo_loader
 from pmvit.data.segmentation import has_masks
 from pmvit.evaluation.paired import evaluate_pair
 from pmvit.files import check_fields, read_document, write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import open_loader
 from pmvit.measuring.flops import flops
 from pmvit.reporting.class_names import class_names
@@ -81,7 +81,7 @@ def _open_batches(model: nn.Module, data: str | Path, *, limit: int | None, work
     """Batches to evaluate on; if there is a limit, the images come in an order that depends on nothing but a seed."""
     if data == DEMO:
         return demo_loader("test")
-    pixels = adapter_for(model).pixel_classes(model) is not None
+    pixels = host_of(model).outputs().pixel_classes is not None
     masks = pixels and has_masks(data)
     shuffle, size = limit is not None, {} if masks else {"batch_size": 64}
     return open_loader(

@@ -4,7 +4,7 @@ import json
 
 from pmvit.commands import this_command
 from pmvit.compression import compression_of, plan_of
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
 from pmvit.reporting.saved_model import SavedModel
 
@@ -21,9 +21,9 @@ def subtitle(saved: SavedModel) -> str:
 
 def what(saved: SavedModel, costs: tuple[Flops, Flops], compared_with: str) -> list[tuple[str, str]]:
     """What was compressed, and how, in short."""
-    adapter, (before, after) = adapter_for(saved.model), costs
-    channels, height, width = adapter.input_size(saved.model)
-    layouts = adapter.layouts(saved.model)
+    host, (before, after) = host_of(saved.model), costs
+    channels, height, width = host.input_size()
+    layouts = host.layouts()
     grids = ", ".join(f"{rows} × {columns}" for rows, columns in dict.fromkeys(layout.grid for layout in layouts))
     said = [
         ("Model", saved.config["model"]["architecture"]),

@@ -1,6 +1,5 @@
 """`visualize`: what each block of a compressed model keeps, its Grad-CAM, and its plan as maps, as PNG and SVG."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,12 +8,12 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from pmvit.compression import decompress
 from pmvit.data.choice import choose_samples
 from pmvit.data.folder import Broken
 from pmvit.data.sources import BROKEN_IMAGE, Sample
 from pmvit.errors import PmvitError
-from pmvit.hosts import adapter_for
+from pmvit.evaluation.reference import Reference, reference_for
+from pmvit.hosts import host_of
 from pmvit.measuring import Scores
 from pmvit.methods.base import numbers_of_blocks
 from pmvit.progress import Bar
@@ -27,6 +26,7 @@ from pmvit.reporting.pictures.figure import Format, PixelFigure, numbered_stem
 
 What = Literal["blocks", "cam", "maps"]
 Formats = Literal["png", "svg", "both"]
+REFERENCES = {"original": "original", "uncompressed": "uncompressed, same weights", "other": "other model"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def visualize(
         limit: How many images, taken evenly from all there are.
         formats: `png`, `svg` or `both`.
         scores: Those the plan was made from, for their map.
-        original: What Grad-CAM is compared with; the same weights, uncompressed, if not given.
+        original: What Grad-CAM is compared with; if not given, what the model was made of or, if that is not at hand,
+            the same weights uncompressed.
         names: A text file with the names of the classes, one a line; those that the model says if not given.
         progress: Show a progress bar.
 
@@ -121,14 +122,13 @@ class _Drawing:
     ) -> None:
         self.model, self.blocks, self.images = model, blocks, InputImages(model)
         self.plan, self.title = planned(model), describe_model(model)
-        self.same_weights, self._original = original is None, original
-        self.names = class_names(model, names)
-        if original is not None and adapter_for(original).layouts(original) != adapter_for(model).layouts(model):
+        self._original, self.names = original, class_names(model, names)
+        if original is not None and host_of(original).layouts() != host_of(model).layouts():
             raise PmvitError("original: expected a model with the same blocks and grids; got one with others")
 
     @cached_property
-    def original(self) -> nn.Module:
-        return decompress(copy.deepcopy(self.model)) if self._original is None else self._original
+    def reference(self) -> Reference:
+        return reference_for(self.model, self._original)
 
     def photo(self, sample: Sample) -> Photo:
         """Decode and prepare an image; raises what Pillow raises if it is broken."""
@@ -138,9 +138,9 @@ class _Drawing:
         """The figure of a kind for one image."""
         if kind == "blocks":
             return draw_blocks(photo, self.blocks, self.plan.reconstruct, self.title)
-        first = explain(self.original, photo.pixels)
+        first = explain(self.reference.model, photo.pixels)
         second = explain(self.model, photo.pixels, first.target)
-        explained = {"original, same weights" if self.same_weights else "original": first, "compressed": second}
+        explained = {REFERENCES[self.reference.name]: first, "compressed": second}
         return draw_cam(photo, self.blocks, explained, self.title, self.names)
 
 

@@ -1,8 +1,9 @@
 """What a benchmark found: as a table, as JSON and as bars."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pmvit.evaluation.estimates import Estimate
 from pmvit.evaluation.tables import NOT_MEASURED, Results, format_number
@@ -103,3 +104,8 @@ class Benchmark(Results):
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(names), frameon=False)
         figure.savefig(path, format="png", dpi=110)
+
+
+def rows_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a benchmark that was written as JSON; version 0.1 called a variant a contender."""
+    return [{"variant": row.get("contender"), **row} for row in document.get("rows", ())]
