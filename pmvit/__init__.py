@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
-    from pmvit.reporting.page import report
-    from pmvit.reporting.segment import segment
-    from pmvit.reporting.segmentation import Segmentation
+    from pmvit.reporting.page.report import report
+    from pmvit.reporting.pictures.segment import segment
+    from pmvit.reporting.pictures.segmentation import Segmentation
+    from pmvit.reporting.pictures.tradeoff import draw_tradeoff
+    from pmvit.reporting.pictures.visualize import Visualized, visualize
     from pmvit.reporting.serve.server import serve
-    from pmvit.reporting.tradeoff import draw_tradeoff
-    from pmvit.reporting.visualize import Visualized, visualize
     from pmvit.runtime.bench.run import benchmark, overhead
     from pmvit.runtime.bench.table import Benchmark
     from pmvit.runtime.export.run import Exported, export
@@ -101,11 +101,11 @@ _HOMES = {
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "measuring": ("MergeCostConfig", "MergeCosts", "ScoreConfig", "Scores", "measure_merge_costs", "score"),
     "prune_merge": ("PruneMerge",),
-    "reporting.page": ("report",),
-    "reporting.segment": ("segment",),
-    "reporting.segmentation": ("Segmentation",),
-    "reporting.tradeoff": ("draw_tradeoff",),
-    "reporting.visualize": ("Visualized", "visualize"),
+    "reporting.page.report": ("report",),
+    "reporting.pictures.segment": ("segment",),
+    "reporting.pictures.segmentation": ("Segmentation",),
+    "reporting.pictures.tradeoff": ("draw_tradeoff",),
+    "reporting.pictures.visualize": ("Visualized", "visualize"),
     "runtime.bench.run": ("benchmark", "overhead"),
     "runtime.bench.table": ("Benchmark",),
     "runtime.export.run": ("Exported", "export"),

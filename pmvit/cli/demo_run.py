@@ -11,7 +11,7 @@ from torch import nn
 
 from pmvit.card import CardDetails
 from pmvit.compression import compress, record_source
-from pmvit.data.demo import CLASSES, DEMO, MEAN, STD, demo_images, demo_loader, demo_model
+from pmvit.data.demo import CLASSES, DEMO, demo_images, demo_loader, demo_model
 from pmvit.evaluation.classification import Evaluation, evaluate
 from pmvit.evaluation.estimates import Estimate
 from pmvit.evaluation.measures import MEASURES
@@ -22,9 +22,10 @@ from pmvit.measuring.flops import flops
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
 from pmvit.reporting.blocks import blocks_of
-from pmvit.reporting.measured import BATCHES, Measured
-from pmvit.reporting.page import report
-from pmvit.reporting.sheets import Photo, about, blocks_sheet
+from pmvit.reporting.images import InputImages
+from pmvit.reporting.page.measurements import BATCHES, Measurements
+from pmvit.reporting.page.report import report
+from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks
 from pmvit.saving import save
 from pmvit.training import FinetuneConfig, finetune
 from pmvit.training.metrics import FILE as METRICS
@@ -59,11 +60,12 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     merge_costs.save(output / "prices.json")
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]
-    photo = Photo(name, test[0][0][0], (MEAN,), (STD,))
-    blocks_sheet(photo, blocks_of(small), chosen.reconstruct, about(small)).save(output / "blocks.png", "png")
+    photo = Photo(name, test[0][0][0], InputImages(small))
+    figure = draw_blocks(photo, blocks_of(small), chosen.reconstruct, describe_model(small))
+    figure.save(output / "blocks.png", "png")
     page = report(output, output / "report.html", data=DEMO, original=model)
 
-    rows = (Measured.read(page.with_suffix(".json")).speed or {})["rows"]
+    rows = (Measurements.read(page.with_suffix(".json")).speed or {})["rows"]
     speeds = {row["variant"]: Estimate(*row["speedup"]) for row in rows if row["batch"] == BATCHES[-1]}
     costs = flops(model).gflops, flops(small).gflops
     _summarize(console, compressed, tuned, costs, speeds)

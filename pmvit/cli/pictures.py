@@ -10,7 +10,7 @@ from pmvit.cli.options import DATA_HELP, AsJson, Data, Device, FirstLabel, Outpu
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
-    from pmvit.reporting.visualize import Formats, What
+    from pmvit.reporting.pictures.visualize import Formats, What
 
 
 @app.command()

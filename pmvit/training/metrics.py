@@ -74,7 +74,7 @@ def draw_curves(folder: Path) -> None:
     ):
         points = [(line["step"], line[name]) for line in steps if name in line]
         if points:
-            losses.plot(*zip(*_thinned(points), strict=True), label=label, linewidth=1.2)
+            losses.plot(*zip(*thinned(points), strict=True), label=label, linewidth=1.2)
     losses.set(title="training loss", xlabel="step")
     losses.set_ylim(bottom=0)
     losses.legend(frameon=False)
@@ -99,7 +99,7 @@ def draw_curves(folder: Path) -> None:
     write_atomically(folder / CURVES, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 
-def _thinned(points: list[tuple[int, float]], most: int = 100) -> list[tuple[float, float]]:
+def thinned(points: list[tuple[int, float]], most: int = 100) -> list[tuple[float, float]]:
     """Means over runs of neighbouring points, at most so many of them."""
     length = max(1, -(-len(points) // most))
     runs = [points[start : start + length] for start in range(0, len(points), length)]

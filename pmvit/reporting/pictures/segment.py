@@ -1,6 +1,5 @@
 """`segment`: a few whole images through a segmenter and its original, to look at."""
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,19 +7,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pmvit.compression import compression_of, decompress
+from pmvit.compression import compression_of
 from pmvit.data.choice import choose_samples, spread
 from pmvit.data.folder import Broken, color_mode
 from pmvit.data.pixels import Preparation
 from pmvit.data.segmentation import PairSource, Split, has_masks, open_pairs
 from pmvit.data.sources import BROKEN_IMAGE, Sample
 from pmvit.errors import PmvitError
+from pmvit.evaluation.reference import reference_for
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import check_stride, sliding_logits
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.progress import track
-from pmvit.reporting.segmentation import Segmentation, SegmentedImage, read_names
+from pmvit.reporting.class_names import class_names
+from pmvit.reporting.pictures.segmentation import Segmentation, SegmentedImage
+
+COLUMNS = {"original": "original", "uncompressed": "uncompressed (same weights)", "other": "other model"}
 
 
 def segment(
@@ -41,9 +44,10 @@ def segment(
     Args:
         model: One that labels pixels, compressed or not.
         data: Images with masks, as `open_pairs` knows them; images alone, as `open_source` does; or an image file.
-        original: What the model is compared with; for a compressed one, its own weights uncompressed if not given.
+        original: What the model is compared with; for a compressed one, if not given, what it was made of or, if that is
+            not at hand, its own weights uncompressed.
         images: How many, taken evenly from all there are; the first ones of a stream.
-        names: A text file with the names of the classes, one a line.
+        names: A text file with the names of the classes, one a line; those that the model says if not given.
         stride: Pixels from one window to the next; the window itself if not given.
         batch_size: Windows that run at a time.
         split: Which images with masks, where `data` does not say.
@@ -59,16 +63,15 @@ def segment(
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not")
     if images < 1:
         raise PmvitError(f"images: expected 1 or more, got {images}")
-    is_compressed = compression_of(model) is not None
-    titles = ("original", "compressed" if is_compressed else "model")
-    if original is None and is_compressed:
-        original = decompress(copy.deepcopy(model))
-        titles = ("original (same weights)", "compressed")
+    titles = ("original", "model")
+    if compression_of(model) is not None:
+        reference = reference_for(model, original)
+        original, titles = reference.model, (COLUMNS[reference.name], "compressed")
     models = [model] if original is None else [original, model]
     _check_alike(models)
     window = host.input_size()[1:]
     strides = check_stride(window, stride)
-    words = () if names is None else read_names(Path(names), classes)
+    words = class_names(model, names)
     config = host.data_config()
     preparation, mode = Preparation.of(config), color_mode(config)
     device = next(model.parameters()).device

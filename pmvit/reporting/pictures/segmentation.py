@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 from torch import Tensor
 
@@ -12,14 +14,30 @@ from pmvit.data.batches import IGNORED
 from pmvit.data.folder import Broken
 from pmvit.errors import PmvitError
 from pmvit.evaluation.segmentation import count_classes, mean_iou
-from pmvit.reporting.canvas import numbered_stem, write_png
-from pmvit.reporting.colours import NEUTRAL, palette
-from pmvit.reporting.legend import Entry
-from pmvit.reporting.overlays import BETTER, CHANGED, DIFFERENCES, WORSE, difference_overlay, differences, mask_overlay
-from pmvit.reporting.panels import Panel, fitted, lay_out
+from pmvit.reporting.images import fitted
+from pmvit.reporting.pictures.colours import NEUTRAL, palette
+from pmvit.reporting.pictures.figure import Layer, numbered_stem, write_png
+from pmvit.reporting.pictures.overlays import (
+    BETTER,
+    CHANGED,
+    DIFFERENCES,
+    WORSE,
+    difference_overlay,
+    differences,
+    mask_overlay,
+)
+from pmvit.reporting.pictures.tiles import Entry, Header, Heading, Row, Tile, draw_tiles
 
 LEAST_WIDTH = 200  # of a picture beside others; smaller images are enlarged
 TILE = 260  # longer side of a picture on a sheet of many images
+LARGEST_SCALE = 4.0  # of letters and margins, as pictures get wider than a tile
+
+
+class Panel(NamedTuple):
+    """A picture and the lines below it."""
+
+    picture: Image.Image
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,15 +123,14 @@ class Segmentation:
 
     def picture(self, index: int) -> Image.Image:
         """One image with its columns, at its own size."""
-        chosen = self.images[index]
-        factor = -(-LEAST_WIDTH // chosen.image.width)
-        panels = [panel._replace(picture=_times(panel.picture, factor)) for panel in chosen.panels()]
-        return self._lay_out([panels], [chosen])
+        width, height = self.images[index].image.size
+        factor = -(-LEAST_WIDTH // width)
+        scale = min(max(factor * width / TILE, 1.0), LARGEST_SCALE)
+        return self._draw([self.images[index]], max(width, height) * factor, scale)
 
     def sheet(self, tile: int = TILE) -> Image.Image:
         """All images below each other, each with its longer side this long."""
-        rows = [[p._replace(picture=fitted(p.picture, tile)) for p in image.panels()] for image in self.images]
-        return self._lay_out(rows, self.images)
+        return self._draw(self.images, tile)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the sheet of all images, `sheet.png`, and a picture of each; the sheet comes first in the list.
@@ -129,7 +146,8 @@ class Segmentation:
             written.append(write_png(self.picture(number), Path(folder) / f"{stem}.png"))
         return written
 
-    def _lay_out(self, rows: list[list[Panel]], shown: Sequence[SegmentedImage]) -> Image.Image:
+    def _draw(self, shown: Sequence[SegmentedImage], side: int, scale: float = 1.0) -> Image.Image:
+        """Rows of pictures whose longer side has so many pixels, and letters so many times as large."""
         two_models = shown[0].compressed is not None
         titles = ["input"]
         titles += ["ground truth"] if shown[0].labels is not None else []
@@ -137,7 +155,13 @@ class Segmentation:
         legends = {"classes": self._classes_on(shown)}
         if two_models:
             legends["difference"] = _differences_on(shown)
-        return lay_out(titles, rows, legends)
+        rows = []
+        for image in shown:
+            panels = [Panel(fitted(picture, side), lines) for picture, lines in image.panels()]
+            width, height = panels[0].picture.size
+            tiles = [Tile((Layer(np.array(picture)),), lines) for picture, lines in panels]
+            rows.append(Row(tiles, (width / scale, height / scale)))
+        return draw_tiles(Header(), [Heading(title) for title in titles], rows, legends, scale=scale).image()
 
     def _classes_on(self, shown: Sequence[SegmentedImage]) -> list[Entry]:
         maps = [m for image in shown for m in (image.labels, image.original, image.compressed) if m is not None]
@@ -151,22 +175,3 @@ def _differences_on(shown: Sequence[SegmentedImage]) -> list[Entry]:
     if shown[0].labels is None:
         return [Entry(DIFFERENCES[CHANGED][0], "another class")]
     return [Entry(colour, text) for colour, text in DIFFERENCES.values()]
-
-
-def _times(picture: Image.Image, factor: int) -> Image.Image:
-    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
-
-
-def read_names(path: Path, classes: int) -> tuple[str, ...]:
-    """Names of classes from a text file, one a line.
-
-    Raises:
-        PmvitError: If there is no such file, or not one name a class in it.
-    """
-    try:
-        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise PmvitError(f"expected names of classes in {path}, one a line; it cannot be read ({error})") from None
-    if len(names) != classes:
-        raise PmvitError(f"{path}: expected {classes} names, one a line for each class of the model; got {len(names)}")
-    return names

@@ -1,21 +1,28 @@
-"""The parts of a report: facts and measurements as tables, charts and sentences."""
+"""The parts of a report: measurements as tables, charts and sentences."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pmvit.errors import PmvitError
 from pmvit.evaluation.estimates import wilson
 from pmvit.evaluation.measures import MEASURES, QUALITIES, main_measure
 from pmvit.evaluation.tables import format_number
-from pmvit.reporting import wording
-from pmvit.reporting.charts import Chart, Series, line_chart
+from pmvit.reporting.page.cells import NOTHING, Cell, change_cell, ratio_cell, value_cell
+from pmvit.reporting.pictures.charts import Chart, Series, line_chart
+from pmvit.training.metrics import thinned
 
 Json = dict[str, Any]
+VARIANTS = {"optimized": "compressed, optimised for inference", "bound": "equal-token bound"}
+LOSSES = {
+    "loss": "loss",
+    "ce": "cross-entropy",
+    "kl": "KL from the original",
+    "cosine": "cosine distance",
+    "tokens": "tokens",
+}
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """One number that matters, and what it was before."""
 
     title: str
@@ -23,16 +30,7 @@ class Card:
     details: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: a number, and its interval in smaller print."""
-
-    text: str
-    aside: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Cells under their heads; the first column names the rows."""
 
     head: tuple[str, ...]
@@ -42,32 +40,25 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. What it has nothing for, `missing` says how to get."""
+    """A part of the page; of one that is empty, the page says how to fill it."""
 
     tables: list[Table] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
-    missing: str = ""
 
 
-def accuracy_table(evaluation: Json, stages: Sequence[str]) -> Table:
-    """Before, after and the difference, of a `PairedEvaluation`."""
+def accuracy_table(evaluation: Json, compared_with: str) -> Table:
+    """What a model reaches, what it is compared with does, and the difference, of a `PairedEvaluation`."""
     rows = []
     for one in evaluation["measures"]:
-        name, before, after, change = (one.get(key) for key in ("name", "original", "compressed", "difference"))
-        cells = [Cell(wording.TITLES.get(name, name))]
-        for value in (before, after):
-            cells.append(
-                Cell("–") if value is None else Cell(wording.number(name, value[0]), wording.interval(name, value))
-            )
-        if change is not None:
-            cells.append(Cell(wording.change(name, change[0]), wording.change_interval(name, change)))
-        rows.append(cells if change is not None else [*cells, Cell("–")])
+        name = one["name"]
+        values = [value_cell(name, one[side]) for side in ("original", "compressed")]
+        rows.append([Cell(MEASURES[name].full_title), *values, change_cell(name, one["difference"])])
     broken = f" {evaluation['broken']} could not be read and were left out." if evaluation["broken"] else ""
     note = (
         f"{evaluation['images']:,} images, both models on the same ones.{broken} In small print 95 % intervals: "
         "Wilson's for shares of images, bootstrap over images for the rest; differences are paired."
     )
-    return Table(("", *stages, "difference"), rows, note)
+    return Table(("", compared_with, "compressed", "difference"), rows, note)
 
 
 def from_evaluate(document: Json, where: str) -> Json:
@@ -77,33 +68,27 @@ def from_evaluate(document: Json, where: str) -> Json:
         got = ", ".join(document) or "nothing"
         raise PmvitError(f"{where}: expected what `pmvit evaluate --json` prints; got {got}")
     measures = []
-    for name in wording.TITLES:
+    for name in MEASURES:
         value, before = document.get(name), document.get(f"reference_{name}")
         if value is not None:
-            estimates = [None if v is None else _with_interval(name, v, images) for v in (before, value)]
+            original, compressed = (_with_interval(name, each, images) for each in (before, value))
             change = None if before is None else (value - before, None, None)
-            measures.append({"name": name, "original": estimates[0], "compressed": estimates[1], "difference": change})
+            measures.append({"name": name, "original": original, "compressed": compressed, "difference": change})
     return {"images": images, "broken": document.get("broken", 0), "measures": measures}
 
 
-def _with_interval(name: str, value: float, images: int) -> Sequence[float | None]:
+def _with_interval(name: str, value: float | None, images: int) -> tuple[float | None, ...] | None:
+    if value is None:
+        return None
     return wilson(value, images) if MEASURES[name].counts_images else (value, None, None)
 
 
 def stages_table(stages: Json) -> Table:
     """What `pmvit run` measured of the original, the compressed and the tuned model."""
-    names = [name for name in wording.TITLES if any(row.get(name) is not None for row in stages.values())]
     rows = [[Cell("GFLOPs"), *(Cell(format_number(row["gflops"], ".3f")) for row in stages.values())]]
-    for name in names:
-        cells = [Cell(wording.TITLES[name])]
-        for row in stages.values():
-            value = row.get(name)
-            if value is None:
-                cells.append(Cell("–"))
-                continue
-            estimate = _with_interval(name, value, row["images"])
-            cells.append(Cell(wording.number(name, value), wording.interval(name, estimate)))  # type: ignore[arg-type]
-        rows.append(cells)
+    for name, measure in MEASURES.items():
+        cells = [value_cell(name, _with_interval(name, row.get(name), row["images"])) for row in stages.values()]
+        rows += [[Cell(measure.full_title), *cells]] if set(cells) != {NOTHING} else []
     images = next(iter(stages.values()))["images"]
     return Table(("", *stages), rows, f"As `pmvit run` measured it on {images:,} images.")
 
@@ -112,15 +97,12 @@ def speed_table(benchmark: Json) -> Table:
     """Speed of all variants in all runtimes and batch sizes."""
     rows = []
     for row in benchmark["rows"]:
-        name = wording.VARIANTS.get(row["variant"], row["variant"])
-        cells = [Cell(name, f"{row['runtime']}, batch {row['batch']}")]
+        cells = [Cell(VARIANTS.get(row["variant"], row["variant"]), f"{row['runtime']}, batch {row['batch']}")]
         if row.get("speedup") is None:
-            rows.append([*cells, Cell("does not run", str(row.get("failure") or "")), Cell("–"), Cell("–")])
+            rows.append([*cells, Cell("does not run", str(row.get("failure") or "")), NOTHING, NOTHING])
             continue
-        ratio = row["speedup"]
-        is_base = row["variant"] == "original"
-        speed = Cell("1") if is_base else Cell(wording.times(ratio), wording.times_interval(ratio))
         median = Cell(f"{format_number(1e3 * row['p50'], ',.1f')} ms")
+        speed = Cell("1") if row["variant"] == "original" else ratio_cell(row["speedup"])
         rows.append([*cells, Cell(format_number(row["throughput"], ",.1f")), median, speed])
     said = ", ".join(f"{name} {value}" for name, value in benchmark.get("environment", {}).items())
     note = f"All take turns in one run; ratios are medians over the rounds, with 95 % bootstrap intervals. {said}."
@@ -132,23 +114,18 @@ def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | Non
     before, after = costs
     made = [Card("Cost", f"{after:.3g} GFLOPs", (f"{before:.3g} before", f"{100 * (1 - after / before):.0f} % less"))]
     measures = {one["name"]: one for one in (evaluation or {}).get("measures", ())}
-    headline = main_measure(measures)
-    for name in dict.fromkeys((headline or "", "agreement")):
+    for name in dict.fromkeys((main_measure(measures), "agreement")):
         if name in measures:
             one = measures[name]
-            details: tuple[str, ...] = ()
-            if one["original"] is not None:
-                details = (f"{wording.number(name, one['original'][0])} before",)
-            if one["difference"] is not None:
-                ends = wording.change_interval(name, one["difference"])
-                details += (wording.change(name, one["difference"][0]) + (f" [{ends}]" if ends else ""),)
-            else:
-                details += (f"[{wording.interval(name, one['compressed'])}]",)
-            made.append(Card(wording.TITLES[name], wording.number(name, one["compressed"][0]), details))
+            value, original, change = (one[key] for key in ("compressed", "original", "difference"))
+            shown = value_cell(name, value) if change is None else change_cell(name, change)
+            aside = f"[{shown.aside}]" if shown.aside else ""
+            details = (aside,) if change is None else (f"{shown.text} {aside}",)
+            details = details if original is None else (f"{value_cell(name, original).text} before", *details)
+            made.append(Card(MEASURES[name].full_title, value_cell(name, value).text, details))
     if (best := _best_speed(speed)) is not None:
-        where = f"{best['runtime']}, batch {best['batch']}"
-        ratio = best["speedup"]
-        made.append(Card("Speed", wording.times(ratio), (f"[{wording.times_interval(ratio)}]", where)))
+        ratio = ratio_cell(best["speedup"])
+        made.append(Card("Speed", ratio.text, (f"[{ratio.aside}]", f"{best['runtime']}, batch {best['batch']}")))
     return made
 
 
@@ -166,21 +143,16 @@ def curves(metrics: list[Json]) -> list[Chart]:
     """Loss, validation and learning rate of fine-tuning."""
     steps = [line for line in metrics if "loss" in line]
     epochs = [line for line in metrics if line.get("kind") == "epoch"]
-    losses = {"loss": "loss", "ce": "cross-entropy", "kl": "KL from the original", "cosine": "cosine distance"}
     made = []
-    series = _over_steps(steps, {**losses, "tokens": "tokens"})
-    if series:
+    if series := _over_steps(steps, LOSSES):
         made.append(line_chart("Training loss", series, "step", "loss", zero=True))
-    for name in QUALITIES:
-        factor = 100 if name in wording.IN_PERCENT else 1
-        points = [(line["epoch"], factor * line[name]) for line in epochs if line.get(name) is not None]
-        if points:
-            unit = f"{wording.TITLES[name]}{' (%)' if factor == 100 else ''}"
-            one = Series(wording.TITLES[name], points, [f"epoch {x:g}: {y:.2f}" for x, y in points], 2, marks=True)
-            made.append(line_chart("Validation", [one], "epoch", unit))
-            break
-    rates = _over_steps(steps, {"lr": "weights", "matrix_lr": "M and R"}, scale=1e4)
-    if rates:
+    name = next((name for name in QUALITIES if any(line.get(name) is not None for line in epochs)), None)
+    if name is not None:
+        measure = MEASURES[name]
+        points = [(line["epoch"], measure.factor * line[name]) for line in epochs if line.get(name) is not None]
+        one = Series(measure.full_title, points, [f"epoch {x:g}: {y:.2f}" for x, y in points], 2)
+        made.append(line_chart("Validation", [one], "epoch", measure.axis_title))
+    if rates := _over_steps(steps, {"lr": "weights", "matrix_lr": "M and R"}, scale=1e4):
         made.append(line_chart("Learning rate", rates, "step", "learning rate × 10⁴", zero=True))
     return made
 
@@ -192,10 +164,3 @@ def _over_steps(steps: list[Json], names: dict[str, str], scale: float = 1.0) ->
         if len(points) > 1:
             made.append(Series(title, thinned(points), colour=number))
     return made
-
-
-def thinned(points: list[tuple[float, float]], most: int = 120) -> list[tuple[float, float]]:
-    """Means over runs of neighbouring points, at most so many of them."""
-    length = max(1, -(-len(points) // most))
-    runs = [points[start : start + length] for start in range(0, len(points), length)]
-    return [(sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run)) for run in runs]

@@ -1,31 +1,32 @@
-"""`visualize`: what each block of a compressed model keeps, where it looks, and its plan as maps, as PNG and SVG."""
+"""`visualize`: what each block of a compressed model keeps, its Grad-CAM, and its plan as maps, as PNG and SVG."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
 from torch import nn
 
-from pmvit.compression import decompress
 from pmvit.data.choice import choose_samples
-from pmvit.data.folder import Broken, color_mode, evaluation_transform
+from pmvit.data.folder import Broken
 from pmvit.data.sources import BROKEN_IMAGE, Sample
 from pmvit.errors import PmvitError
+from pmvit.evaluation.reference import Reference, reference_for
 from pmvit.hosts import host_of
 from pmvit.measuring import Scores
 from pmvit.methods.base import numbers_of_blocks
 from pmvit.progress import Bar
-from pmvit.reporting.bands import tile_size
 from pmvit.reporting.blocks import Block, blocks_of, check_scores, planned
-from pmvit.reporting.cam import explain
-from pmvit.reporting.canvas import Canvas, Format, numbered_stem
-from pmvit.reporting.segmentation import read_names
-from pmvit.reporting.sheets import Photo, about, blocks_sheet, cam_sheet, maps_sheet
+from pmvit.reporting.class_names import class_names
+from pmvit.reporting.images import InputImages
+from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks, draw_cam, draw_maps
+from pmvit.reporting.pictures.cam import explain
+from pmvit.reporting.pictures.figure import Format, PixelFigure, numbered_stem
 
 What = Literal["blocks", "cam", "maps"]
 Formats = Literal["png", "svg", "both"]
+REFERENCES = {"original": "original", "uncompressed": "uncompressed, same weights", "other": "other model"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ def visualize(
         limit: How many images, taken evenly from all there are.
         formats: `png`, `svg` or `both`.
         scores: Those the plan was made from, for their map.
-        original: What Grad-CAM is compared with; the same weights, uncompressed, if not given.
-        names: A text file with the names of the classes, one a line.
+        original: What Grad-CAM is compared with; if not given, what the model was made of or, if that is not at hand,
+            the same weights uncompressed.
+        names: A text file with the names of the classes, one a line; those that the model says if not given.
         progress: Show a progress bar.
 
     Raises:
@@ -90,7 +92,7 @@ def visualize(
     made = Visualized()
     with Bar("visualize", len(samples) + ("maps" in what), show=progress) as bar:
         if "maps" in what:
-            made.maps.extend(_save(drawing.maps(scores), Path(output) / "maps", kinds))
+            made.maps.extend(_save(draw_maps(blocks_there, scores, drawing.title), Path(output) / "maps", kinds))
             bar.advance()
         for number, sample in enumerate(samples):
             stem = numbered_stem(number, len(samples), sample.name)
@@ -99,11 +101,11 @@ def visualize(
             except BROKEN_IMAGE as error:
                 made.broken.files[sample.name] = f"{type(error).__name__}: {error}"
             else:
-                sheets = {kind: drawing.sheet(kind, photo) for kind in what if kind != "maps"}
                 made.images[sample.name] = [
                     path
-                    for kind, sheet in sheets.items()
-                    for path in _save(sheet, Path(output) / f"{stem}-{kind}", kinds)
+                    for kind in what
+                    if kind != "maps"
+                    for path in _save(drawing.draw(kind, photo), Path(output) / f"{stem}-{kind}", kinds)
                 ]
             bar.advance()
     if samples and not made.images:
@@ -113,45 +115,33 @@ def visualize(
 
 
 class _Drawing:
-    """A model and all that its sheets have in common."""
+    """A model and all that its figures have in common."""
 
     def __init__(
         self, model: nn.Module, original: nn.Module | None, blocks: Sequence[Block], names: str | Path | None
     ) -> None:
-        host = host_of(model)
-        self.model, self.blocks = model, blocks
-        self.plan = planned(model)
-        self.same_weights, self.title = original is None, about(model)
-        self._original = original
-        self.config = host.data_config()
-        self.mode, self.transform = color_mode(self.config), evaluation_transform(self.config)
-        self.size = tile_size(*host.input_size()[1:])
-        classes = host.outputs().num_classes or host.outputs().pixel_classes or 0
-        self.names = () if names is None else read_names(Path(names), classes)
-        if original is not None and host_of(original).layouts() != host.layouts():
+        self.model, self.blocks, self.images = model, blocks, InputImages(model)
+        self.plan, self.title = planned(model), describe_model(model)
+        self._original, self.names = original, class_names(model, names)
+        if original is not None and host_of(original).layouts() != host_of(model).layouts():
             raise PmvitError("original: expected a model with the same blocks and grids; got one with others")
 
-    @property
-    def original(self) -> nn.Module:
-        if self._original is None:
-            self._original = decompress(copy.deepcopy(self.model))
-        return self._original
+    @cached_property
+    def reference(self) -> Reference:
+        return reference_for(self.model, self._original)
 
     def photo(self, sample: Sample) -> Photo:
         """Decode and prepare an image; raises what Pillow raises if it is broken."""
-        return Photo(sample.name, self.transform(sample.open(self.mode)), self.config["mean"], self.config["std"])
+        return Photo(sample.name, self.images.prepare(sample.open(self.images.mode)), self.images)
 
-    def maps(self, scores: Scores | None) -> Canvas:
-        return maps_sheet(self.blocks, scores, self.title, self.size)
-
-    def sheet(self, kind: What, photo: Photo) -> Canvas:
-        """What is seen of one image."""
+    def draw(self, kind: What, photo: Photo) -> PixelFigure:
+        """The figure of a kind for one image."""
         if kind == "blocks":
-            return blocks_sheet(photo, self.blocks, self.plan.reconstruct, self.title)
-        first = explain(self.original, photo.pixels)
+            return draw_blocks(photo, self.blocks, self.plan.reconstruct, self.title)
+        first = explain(self.reference.model, photo.pixels)
         second = explain(self.model, photo.pixels, first.target)
-        explained = {"original, same weights" if self.same_weights else "original": first, "compressed": second}
-        return cam_sheet(photo, self.blocks, explained, self.title, self.names)
+        explained = {REFERENCES[self.reference.name]: first, "compressed": second}
+        return draw_cam(photo, self.blocks, explained, self.title, self.names)
 
 
 def _check(what: Sequence[str], formats: str, limit: int, images: str | Path | None, output: Path) -> None:
@@ -169,5 +159,5 @@ def _check(what: Sequence[str], formats: str, limit: int, images: str | Path | N
         raise PmvitError(f"expected a folder or a new name to write pictures to, got the file {output}")
 
 
-def _save(sheet: Canvas, stem: Path, kinds: Sequence[Format]) -> list[Path]:
-    return [sheet.save(stem.with_name(f"{stem.name}.{kind}"), kind) for kind in kinds]
+def _save(figure: PixelFigure, stem: Path, kinds: Sequence[Format]) -> list[Path]:
+    return [figure.save(stem.with_name(f"{stem.name}.{kind}"), kind) for kind in kinds]

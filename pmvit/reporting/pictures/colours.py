@@ -1,8 +1,8 @@
 """Colours of classes that people tell apart, colour-blind or not.
 
 The first seven are those of Okabe and Ito (jfly.uni-koeln.de/color, 2008). More are added one by one, each as far as
-can be from all before it: in Oklab (Ottosson, 2020), as seen by people who see all colours and by those without red or
-green cones (Machado et al., 2009), whichever is nearest.
+can be from all before it: in Oklab (Ottosson, 2020), for people who see all colours and for those without red or green
+cones (Machado et al., 2009), whichever find them nearest.
 """
 
 from functools import lru_cache
@@ -42,8 +42,14 @@ _WITHOUT_GREEN = np.array(
 )
 
 
-def seen(colours: Array) -> Array:
-    """Bytes of shape (colours, 3) in Oklab, as three kinds of eyes see them: (3, colours, 3)."""
+def to_hex(colour: Colour) -> str:
+    """A colour as matplotlib and style sheets write it."""
+    red, green, blue = colour
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def to_oklab(colours: Array) -> Array:
+    """Bytes of shape (colours, 3) in Oklab, as three kinds of eyes perceive them: (3, colours, 3)."""
     share = colours / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
     eyes = np.stack([linear, linear @ _WITHOUT_RED.T, linear @ _WITHOUT_GREEN.T]).clip(0, 1)
@@ -52,7 +58,7 @@ def seen(colours: Array) -> Array:
 
 
 def distances(colours: Array, colour: Array) -> Array:
-    """How far each colour is from one, for the eyes that find them most alike; both as `seen`."""
+    """How far each colour is from one, for the eyes that find them most alike; both from `to_oklab`."""
     apart: Array = np.linalg.norm(colours - colour[:, None], axis=-1).min(0)
     return apart
 
@@ -62,16 +68,16 @@ def palette(classes: int) -> tuple[Colour, ...]:
     """One colour a class; the first ones are the same for any number of classes."""
     levels = np.linspace(0, 255, _LEVELS).round()
     candidates = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)
-    lightness, *chroma = seen(candidates)[0].T
+    lightness, *chroma = to_oklab(candidates)[0].T
     candidates = candidates[(lightness >= _LEAST_LIGHTNESS) & (np.hypot(*chroma) >= _LEAST_CHROMA)]
-    as_seen = seen(candidates)
+    perceived = to_oklab(candidates)
     nearest = np.full(len(candidates), np.inf)
     for colour in ((0, 0, 0), (255, 255, 255), NEUTRAL, *OKABE_ITO):
-        nearest = np.minimum(nearest, distances(as_seen, seen(np.array([colour], dtype=np.float64))[:, 0]))
+        nearest = np.minimum(nearest, distances(perceived, to_oklab(np.array([colour], dtype=np.float64))[:, 0]))
     chosen = list(OKABE_ITO)
     while len(chosen) < classes:
         farthest = int(nearest.argmax())
         red, green, blue = (int(value) for value in candidates[farthest])
         chosen.append((red, green, blue))
-        nearest = np.minimum(nearest, distances(as_seen, as_seen[:, farthest]))
+        nearest = np.minimum(nearest, distances(perceived, perceived[:, farthest]))
     return tuple(chosen[:classes])

@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import nn
 
 from pmvit.compression import plan_of
-from pmvit.reporting.blocks import BlockDescription
 
-WEB = Path(__file__).with_name("web")
+WEB = Path(__file__).parents[1] / "web"
 LARGEST_PLAN = 2_000_000  # bytes
+VIEWED = ("name", "compressed", "grid", "groups", "centres", "kept_in_mlp", "prefix")
 
 
 def environment() -> Environment:
@@ -35,26 +35,20 @@ def json_data(value: Any) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 
-def viewer_data(blocks: Sequence[BlockDescription], model: nn.Module, pictures: list[dict[str, Any]]) -> dict[str, Any]:
+def viewer_data(blocks: Sequence[dict[str, Any]], model: nn.Module, pictures: list[dict[str, Any]]) -> dict[str, Any]:
     """What the block viewer gets; the scores and weights of a very large plan are left out."""
     plan = plan_of(model)
     reconstruct = plan.reconstruct if plan is not None else "residual"
-    for keys in (("weights", "scores"), ("weights",), ()):
-        short = [_short(block, keys) for block in blocks]
+    for numbers in (("weights", "scores"), ("weights",), ()):
+        short = [{name: block[name] for name in VIEWED} | _rounded(block, numbers) for block in blocks]
         if len(json_data(short)) < LARGEST_PLAN:
             break
     return {"blocks": short, "reconstruct": reconstruct, "images": pictures}
 
 
-def _short(block: BlockDescription, keys: Sequence[str]) -> dict[str, Any]:
-    everything: dict[str, Any] = {**block}
-    made = {
-        name: everything[name] for name in ("name", "compressed", "grid", "groups", "centres", "kept_in_mlp", "prefix")
-    }
-    for key in keys:
-        values: list[float] | None = everything[key]
-        made[key] = None if values is None else [float(f"{value:.3g}") for value in values]
-    return made
+def _rounded(block: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    known = {name: block[name] for name in names}
+    return {name: values and [float(f"{value:.3g}") for value in values] for name, values in known.items()}
 
 
 def read_web(name: str) -> str:

@@ -9,7 +9,7 @@ from pmvit.errors import PmvitError
 from pmvit.evaluation.estimates import Estimate
 from pmvit.evaluation.measures import MEASURES
 from pmvit.files import write_atomically
-from pmvit.reporting.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from pmvit.reporting.pictures.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,12 +11,13 @@ from pmvit.data.demo import DEMO
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
 from pmvit.fingerprint import fingerprint
-from pmvit.reporting import sections, summary
-from pmvit.reporting.compared import comparison_section
-from pmvit.reporting.facts import Facts, collect, read_json
-from pmvit.reporting.measured import Measured, measure
-from pmvit.reporting.sections import Section
-from pmvit.reporting.templates import content_hash, environment, read_web, viewer_data
+from pmvit.measuring.flops import flops
+from pmvit.reporting.page import sections, summary
+from pmvit.reporting.page.comparison import comparison_section
+from pmvit.reporting.page.measurements import Measurements, measure
+from pmvit.reporting.page.sections import Section
+from pmvit.reporting.page.templates import content_hash, environment, read_web, viewer_data
+from pmvit.reporting.saved_model import SavedModel, open_saved, read_json
 
 LARGEST_MEGABYTES = 5
 SCRIPTS = ("theme.js", "viewer.js", "report.js")
@@ -47,7 +48,7 @@ def report(
         output: The HTML file to write.
         data: Images to measure accuracy on and to show, as `evaluate` takes them; `demo` for the built-in ones. Speed
             is measured, too. If not given, nothing is measured.
-        original: A saved model, or a model, to compare with; if not given, the one this was made of, if it is there.
+        original: A saved model, or a model, to compare with; if not given, the one this was made of, if it is at hand.
         limit: How many images at most to measure on.
         names: A text file with the names of the classes, one a line.
         evaluation: What `pmvit evaluate --json` printed, instead of measuring.
@@ -65,23 +66,19 @@ def report(
     path, output = Path(path), Path(output)
     if output.is_dir():
         raise PmvitError(f"expected the name of a file to write, got the folder {output}: use {output / 'report.html'}")
-    facts = collect(path, original)
+    saved = open_saved(path, original)
     store = output.with_suffix(".json")
-    found = _known(facts, store, data, original, limit)
+    of, found = _key(saved, data, limit), _known(saved, store, data, original, limit)
     if found is None and data is not None:
-        of = _key(facts, data, limit)
-        options: dict[str, Any] = {"limit": limit, "names": names, "workers": workers, "progress": progress}
-        found = measure(facts.model, facts.original, data, of, **options)
+        found = measure(saved, data, of, limit=limit, names=names, workers=workers, progress=progress)
         found.write(store)
-    judged = found.evaluation if found is not None else None
-    if found is not None:
-        facts = replace(facts, original_title=found.of["compared_with"])
+    found = found or Measurements(of, None, None, [])
+    judged, timed = found.evaluation, _beside(path, benchmark, BENCHMARK_FILE) or found.speed
     if evaluation is not None:
         judged = sections.from_evaluate(read_json(Path(evaluation)), str(evaluation))
-    timed = _beside(path, benchmark, BENCHMARK_FILE) or (found.speed if found is not None else None)
     compared = _beside(path, comparison, COMPARISON_FILE)
-    pictures = found.pictures if found is not None else []
-    page = render(facts, judged, timed, compared, pictures, str(comparison or COMPARISON_FILE))
+    others = None if compared is None else comparison_section(compared, str(comparison or COMPARISON_FILE))
+    page = _render(saved, replace(found, evaluation=judged, speed=timed), others)
     size = len(page.encode()) / 1e6
     if size > LARGEST_MEGABYTES:
         raise PmvitError(f"the report would have {size:.1f} MB, more than {LARGEST_MEGABYTES}: shorten the comparison")
@@ -89,20 +86,20 @@ def report(
     return output
 
 
-def _key(facts: Facts, data: str | Path | None, limit: int | None) -> dict[str, Any]:
+def _key(saved: SavedModel, data: str | Path | None, limit: int | None) -> dict[str, Any]:
     where = str(data) if data == DEMO or not Path(str(data)).exists() else str(Path(str(data)).resolve())
-    original = {"original": fingerprint(facts.original), "compared_with": facts.original_title}
-    return {"model": facts.checksum, **original, "data": where, "limit": limit}
+    original = {"original": fingerprint(saved.reference.model), "compared_with": saved.reference.title}
+    return {"model": saved.checksum, **original, "data": where, "limit": limit}
 
 
 def _known(
-    facts: Facts, store: Path, data: str | Path | None, original: str | Path | nn.Module | None, limit: int | None
-) -> Measured | None:
+    saved: SavedModel, store: Path, data: str | Path | None, original: str | Path | nn.Module | None, limit: int | None
+) -> Measurements | None:
     """What was measured before of this model; of other images or another original only if none were asked for."""
     if not store.exists():
         return None
-    found = Measured.read(store)
-    wanted = _key(facts, data, limit)
+    found = Measurements.read(store)
+    wanted = _key(saved, data, limit)
     asked = ["model", *(["original"] if original is not None else []), *(["original", "data", "limit"] if data else [])]
     return found if all(found.of.get(name) == wanted[name] for name in asked) else None
 
@@ -118,50 +115,32 @@ def _beside(path: Path, given: str | Path | None, name: str) -> dict[str, Any] |
     return document
 
 
-def render(
-    facts: Facts,
-    evaluation: dict[str, Any] | None,
-    speed: dict[str, Any] | None,
-    comparison: dict[str, Any] | None,
-    pictures: list[dict[str, Any]],
-    where: str = COMPARISON_FILE,
-) -> str:
+def _render(saved: SavedModel, found: Measurements, others: Section | None) -> str:
     """The page as text."""
-    again = f"pmvit report {facts.path}"
-    stages = ["original", "compressed"]
-    accuracy = Section(missing=f"Not measured yet: {again} --data IMAGES measures accuracy before and after.")
-    tables = [sections.stages_table(facts.stages)] if facts.stages else []
-    if evaluation is not None:
-        tables.insert(0, sections.accuracy_table(evaluation, stages))
-    if tables:
-        accuracy = Section(tables)
-    timed = Section(missing=f"Not measured yet: pmvit benchmark {facts.path} -o {facts.path} measures it.")
-    if speed is not None:
-        timed = Section([sections.speed_table(speed)])
-    learning = Section(missing=f"This model was not fine-tuned: pmvit finetune {facts.path} --data IMAGES -o tuned/.")
-    if charts := sections.curves(facts.metrics):
-        learning = Section(charts=charts)
-    others = Section(missing="Not compared yet: pmvit compare puts this model beside other methods at equal cost.")
-    if comparison is not None:
-        others = comparison_section(comparison, where)
+    costs = flops(saved.reference.model), flops(saved.model)
+    compared_with = found.of.get("compared_with") or saved.reference.title
+    tables = [sections.accuracy_table(found.evaluation, compared_with)] if found.evaluation is not None else []
+    tables += [sections.stages_table(saved.stages)] if saved.stages else []
+    speeds = [sections.speed_table(found.speed)] if found.speed is not None else []
     style, script = read_web("style.css"), "\n".join(map(read_web, SCRIPTS))
     return (
         environment()
         .get_template("report.html")
         .render(
-            title=facts.config["model"]["architecture"],
-            subtitle=summary.subtitle(facts),
-            cards=sections.cards((facts.costs[0].gflops, facts.costs[1].gflops), evaluation, speed),
-            what=summary.what(facts),
-            accuracy=accuracy,
-            speed=timed,
-            learning=learning,
-            comparison=others,
-            blocks=facts.blocks,
-            no_blocks=facts.no_blocks,
-            viewer=viewer_data(facts.blocks, facts.model, pictures) if facts.blocks is not None else None,
-            commands=summary.commands(facts),
-            settings=summary.settings(facts),
+            title=saved.config["model"]["architecture"],
+            subtitle=summary.subtitle(saved),
+            cards=sections.cards((costs[0].gflops, costs[1].gflops), found.evaluation, found.speed),
+            what=summary.what(saved, costs, compared_with),
+            path=saved.path,
+            accuracy=Section(tables),
+            speed=Section(speeds),
+            learning=Section(charts=sections.curves(saved.metrics)),
+            comparison=others or Section(),
+            blocks=saved.blocks,
+            no_blocks=saved.no_blocks,
+            viewer=viewer_data(saved.blocks, saved.model, found.pictures) if saved.blocks is not None else None,
+            commands=summary.commands(saved),
+            settings=summary.settings(saved),
             versions=versions(),
             style=style,
             script=script,

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from pmvit.data.batches import IGNORED
-from pmvit.reporting.colours import NEUTRAL, SKY_BLUE, VERMILLION, Colour, palette
+from pmvit.reporting.pictures.colours import NEUTRAL, SKY_BLUE, VERMILLION, Colour, palette
 
 SAME, CHANGED, WORSE, BETTER = range(4)
 DIFFERENCES: dict[int, tuple[Colour, str]] = {

@@ -1,17 +1,17 @@
-"""Grad-CAM (Selvaraju et al., 2017) on the tokens that leave each block: where a model looks for what it finds."""
+"""Grad-CAM (Selvaraju et al., 2017) on the tokens that leave each block: which patches speak for a class."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from matplotlib import colormaps
 from torch import Tensor, nn
 
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import gives_logits, predict
+from pmvit.reporting.pictures.figure import Bytes
 
 OPACITY = (0.3, 0.85)  # of the coldest place and the warmest
 MOST = 0.95  # share of the patches below the warmest colour: a few corners often outshine all others
@@ -19,7 +19,7 @@ HEAT = "inferno"  # lightness rises with heat, for all eyes
 
 
 class Explained(NamedTuple):
-    """What a model finds in an image, and where it looks for it.
+    """What a model finds in an image, and which patches speak for it.
 
     Attributes:
         target: The class that is explained; `None` for a model without classes, whose whole output is.
@@ -108,27 +108,17 @@ def _cam(tokens: Tensor, gradient: Tensor, patches: slice, grid: tuple[int, int]
 
 
 def agreement(first: Tensor | None, second: Tensor | None) -> float | None:
-    """Cosine of two maps: 1 where they look at the same places; `None` if one of them is empty."""
+    """Cosine of two maps: 1 where they are high at the same places; `None` if one of them is empty."""
     if first is None or second is None or not first.any() or not second.any():
         return None
     return float(torch.cosine_similarity(first.flatten(), second.flatten(), dim=0))
 
 
-def heat(values: Tensor) -> Image.Image:
+def heat(values: Tensor) -> Bytes:
     """A map as colours that lie over an image, warm and opaque where it is high."""
-    from matplotlib import colormaps
-
     highest = values.flatten().quantile(MOST) or values.max()
     shares = (values / highest.clamp(min=torch.finfo(values.dtype).tiny)).clamp(max=1).numpy()
-    colours = colormaps[HEAT](shares, bytes=True)
+    colours: Bytes = colormaps[HEAT](shares, bytes=True)
     least, most = OPACITY
     colours[..., 3] = np.round(255 * (least + (most - least) * shares))
-    return Image.fromarray(np.ascontiguousarray(colours))
-
-
-def legend_colours(count: int) -> Sequence[tuple[int, int, int]]:
-    """Colours from cold to warm."""
-    from matplotlib import colormaps
-
-    red_green_blue = colormaps[HEAT](np.linspace(0, 1, count), bytes=True)[:, :3]
-    return [(int(red), int(green), int(blue)) for red, green, blue in red_green_blue]
+    return colours

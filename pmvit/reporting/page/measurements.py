@@ -11,11 +11,16 @@ import torch
 from torch import nn
 
 from pmvit.compression import plan_of
+from pmvit.data.demo import DEMO, demo_loader
+from pmvit.data.segmentation import has_masks
 from pmvit.evaluation.paired import evaluate_pair
 from pmvit.files import check_fields, read_document, write_text
+from pmvit.hosts import host_of
+from pmvit.loading import open_loader
 from pmvit.measuring.flops import flops
-from pmvit.reporting.gallery import gallery, open_batches
-from pmvit.reporting.seen import class_names
+from pmvit.reporting.class_names import class_names
+from pmvit.reporting.page.gallery import gallery
+from pmvit.reporting.saved_model import SavedModel
 from pmvit.runtime.bench.run import Makers, ready
 from pmvit.runtime.bench.run import measure as measure_speed
 from pmvit.runtime.bench.variants import variant
@@ -27,14 +32,14 @@ ROUNDS = 10
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """What was measured for a report, as JSON data.
 
     Attributes:
         of: Of which model, original and images.
-        evaluation: A `PairedEvaluation`; `None` if there were no images.
-        speed: A `Benchmark` in eager PyTorch.
-        pictures: Images to look at.
+        evaluation: A `PairedEvaluation`; `None` if none was made.
+        speed: A `Benchmark`; `None` if none was made.
+        pictures: Images for the block viewer.
     """
 
     of: dict[str, Any]
@@ -47,32 +52,41 @@ class Measured:
         write_text(path, json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n")
 
     @staticmethod
-    def read(path: Path) -> "Measured":
+    def read(path: Path) -> "Measurements":
         document = read_document(path, FORMAT, VERSION)
         names = ("of", "evaluation", "speed", "pictures")
         check_fields(document, ("format", "version", *names), str(path))
-        return Measured(*(document[name] for name in names))
+        return Measurements(*(document[name] for name in names))
 
 
 def measure(
-    model: nn.Module,
-    original: nn.Module,
-    data: str | Path | None,
+    saved: SavedModel,
+    data: str | Path,
     of: dict[str, Any],
     *,
     limit: int | None = None,
     names: str | Path | None = None,
     workers: int = 2,
     progress: bool = True,
-) -> Measured:
-    """Measure accuracy on images, and speed on built-in pictures, of a compressed model and its original."""
-    evaluation: dict[str, Any] | None = None
-    pictures: list[dict[str, Any]] = []
-    if data is not None:
-        batches = open_batches(model, data, limit=limit, workers=workers)
-        evaluation = asdict(evaluate_pair(model, original, batches, limit=limit, progress=progress))
-        pictures = gallery(model, original, data, PICTURES, class_names(model, names))
-    return Measured(of, evaluation, _speed(model, original, progress), pictures)
+) -> Measurements:
+    """Measure accuracy on images, and speed on built-in pictures, of a model and what it is compared with."""
+    model, original = saved.model, saved.reference.model
+    batches = _open_batches(model, data, limit=limit, workers=workers)
+    evaluation = asdict(evaluate_pair(model, original, batches, limit=limit, progress=progress))
+    pictures = gallery(model, original, data, PICTURES, class_names(model, names, data))
+    return Measurements(of, evaluation, _speed(model, original, progress), pictures)
+
+
+def _open_batches(model: nn.Module, data: str | Path, *, limit: int | None, workers: int) -> Any:
+    """Batches to evaluate on; if there is a limit, the images come in an order that depends on nothing but a seed."""
+    if data == DEMO:
+        return demo_loader("test")
+    pixels = host_of(model).outputs().pixel_classes is not None
+    masks = pixels and has_masks(data)
+    shuffle, size = limit is not None, {} if masks else {"batch_size": 64}
+    return open_loader(
+        model, data, labels=masks or not pixels, whole=masks, split="val", workers=workers, shuffle=shuffle, **size
+    )
 
 
 def _speed(model: nn.Module, original: nn.Module, progress: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Patches of a block as pictures: kept, merged and pruned, what comes back, and maps of scores, groups and their sizes.
 
-A map is a picture with one pixel, or a few, a patch, transparent where there is nothing to draw; it lies over a
-photograph or stands alone.
+A map is a picture, bytes of shape (rows, columns, 4), with one pixel or a few for each patch, transparent where there
+is nothing to draw; it lies over a photograph or stands alone.
 """
 
 from collections.abc import Sequence
@@ -11,29 +11,29 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from matplotlib import colormaps
 from torch import Tensor
 
 from pmvit.planning import LayerPlan
 from pmvit.prune_merge import PRUNED, Reconstruct
-from pmvit.reporting.canvas import TILE
-from pmvit.reporting.colours import NEUTRAL, OKABE_ITO, Colour
+from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, Colour
+from pmvit.reporting.pictures.figure import Bytes
+from pmvit.reporting.pictures.tiles import patch_side
 
 WHITE: Colour = (255, 255, 255)
 LINES = (25, 25, 25, 150)
-LEAST_CELL = 3  # pixels of a patch that has a dot, or lines around it
 SEQUENTIAL = "viridis"  # from low to high, for all eyes
 Array = npt.NDArray[Any]
 
 
-def photograph(image: Tensor) -> Image.Image:
-    """An image (channels, height, width; 0 to 1) as Pillow has it; grey ones in three channels."""
-    array = (image.clamp(0, 1) * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).numpy()
-    return Image.fromarray(np.ascontiguousarray(array))
+def photograph(image: Tensor) -> Bytes:
+    """An image (channels, height, width; 0 to 1) as bytes (height, width, 3), grey ones in three channels."""
+    array: Bytes = (image.clamp(0, 1) * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).numpy()
+    return np.ascontiguousarray(array)
 
 
-def merged_map(image: Tensor, layer: LayerPlan, grid: tuple[int, int]) -> Image.Image:
-    """What lies over an image as a block sees it: merged patches in the colour of their group, pruned ones white.
+def merged_map(image: Tensor, layer: LayerPlan, grid: tuple[int, int]) -> Bytes:
+    """What lies over an image to show a block's tokens: merged patches in the colour of their group, pruned ones white.
 
     The colour is the weighted mean of the group's patches. Kept patches are left open.
     """
@@ -49,13 +49,13 @@ def merged_map(image: Tensor, layer: LayerPlan, grid: tuple[int, int]) -> Image.
     return _from_cells((255 * cells).round().byte().numpy(), grid)
 
 
-def recovered(
+def reconstructed(
     image: Tensor, layer: LayerPlan, grid: tuple[int, int], returns: Sequence[float], reconstruct: Reconstruct
 ) -> Tensor:
-    """The patches of an image merged and handed back, as the paper shows it: `R M Z + (1 - T) Z`, Z being the patches.
+    """The patches Z of an image merged and reconstructed, as the paper shows it: `R M Z + (1 - T) Z`.
 
-    With `pinv` these are the very products. With `residual`, where only what a block changes is handed back, groups are
-    weighted means, so that what is handed back is seen as a picture.
+    With `pinv` these are the very products. With `residual`, where only what a block changes is reconstructed, each
+    group becomes its weighted mean, so that the result is a picture.
 
     Args:
         image: Of shape (channels, height, width), as the model takes it.
@@ -68,8 +68,8 @@ def recovered(
     height, width = (-(-side // cells) * cells for side, cells in zip(image.shape[1:], grid, strict=True))
     if (height, width) != tuple(image.shape[1:]):  # the grid was padded on the way
         image = F.interpolate(image[None], size=(height, width), mode="nearest")[0]
-    patches = F.unfold(image[None], (height // rows, width // columns), stride=(height // rows, width // columns))
-    tokens = patches[0].t()
+    size = (height // rows, width // columns)
+    tokens = F.unfold(image[None], size, stride=size)[0].t()
     groups, _, weights = layer.tensors()
     is_member = groups != PRUNED
     if reconstruct == "residual":
@@ -78,11 +78,10 @@ def recovered(
     merged = torch.zeros(layer.num_kept, tokens.shape[1])
     merged.index_add_(0, groups[is_member], weights[is_member, None] * tokens[is_member])
     back = torch.where(is_member[:, None], torch.tensor(returns)[:, None] * merged[groups.clamp(min=0)], tokens)
-    size = (height // rows, width // columns)
     return F.fold(back.t()[None], (height, width), size, stride=size)[0]
 
 
-def value_map(values: Sequence[float], grid: tuple[int, int]) -> Image.Image:
+def value_map(values: Sequence[float], grid: tuple[int, int]) -> Bytes:
     """Numbers from the colour of the lowest to that of the highest."""
     numbers = np.asarray(values, dtype=np.float64)
     spread = np.ptp(numbers)
@@ -91,10 +90,14 @@ def value_map(values: Sequence[float], grid: tuple[int, int]) -> Image.Image:
 
 def sequential(shares: Array) -> Array:
     """Numbers from 0 to 1 as bytes of shape (numbers, 4), in colours whose lightness rises with them."""
-    from matplotlib import colormaps
-
     made: Array = colormaps[SEQUENTIAL](shares, bytes=True)
     return made
+
+
+def colour_scale(name: str, count: int) -> list[Colour]:
+    """So many colours of one of matplotlib's colour maps, from its lowest to its highest, for a legend."""
+    colours = colormaps[name](np.linspace(0, 1, count), bytes=True)
+    return [(int(red), int(green), int(blue)) for red, green, blue, _ in colours]
 
 
 def group_sizes(layer: LayerPlan) -> list[int]:
@@ -103,15 +106,20 @@ def group_sizes(layer: LayerPlan) -> list[int]:
     return [0 if group == PRUNED else sizes[group] for group in layer.groups]
 
 
-def size_map(layer: LayerPlan, grid: tuple[int, int], largest: int) -> Image.Image:
+def size_colours(sizes: Array, largest: int) -> Array:
+    """Numbers of patches that became one token as bytes of shape (numbers, 4): twice as many, as much lighter."""
+    return sequential(np.log(np.maximum(sizes, 1)) / np.log(max(largest, 2)))
+
+
+def size_map(layer: LayerPlan, grid: tuple[int, int], largest: int) -> Bytes:
     """How many patches became one token: the more, the lighter; pruned ones white. `largest` is the lightest."""
     sizes = np.asarray(group_sizes(layer))
-    cells = sequential((sizes - 1).clip(0) / max(largest - 1, 1))
+    cells = size_colours(sizes, largest)
     cells[sizes == 0] = (*WHITE, 255)
     return _from_cells(cells, grid)
 
 
-def group_map(layer: LayerPlan, grid: tuple[int, int]) -> Image.Image:
+def group_map(layer: LayerPlan, grid: tuple[int, int]) -> Bytes:
     """Groups of several patches in colours that differ from those beside them, a dot on the kept patch of each.
 
     Patches that are kept alone are grey, pruned ones white.
@@ -119,14 +127,14 @@ def group_map(layer: LayerPlan, grid: tuple[int, int]) -> Image.Image:
     colours = _colours_of_groups(layer, grid)
     cells = np.array([(*colours.get(group, NEUTRAL), 255) for group in layer.groups], dtype=np.uint8)
     cells[np.asarray(layer.groups) == PRUNED] = (*WHITE, 255)
-    cell = _cell(grid)
+    cell = patch_side(grid)
     picture = np.repeat(np.repeat(cells.reshape(*grid, 4), cell, axis=0), cell, axis=1)
     dot = slice(cell // 3, cell - cell // 3)
     patches = picture.reshape(grid[0], cell, grid[1], cell, 4)
     for group, centre in enumerate(layer.centres):
         if group in colours:
             patches[centre // grid[1], dot, centre % grid[1], dot] = (0, 0, 0, 255)
-    return Image.fromarray(picture)
+    return picture
 
 
 def _colours_of_groups(layer: LayerPlan, grid: tuple[int, int]) -> dict[int, Colour]:
@@ -150,22 +158,17 @@ def _colours_of_groups(layer: LayerPlan, grid: tuple[int, int]) -> dict[int, Col
     return {group: OKABE_ITO[number] for group, number in chosen.items()}
 
 
-def borders(labels: Sequence[int], grid: tuple[int, int]) -> Image.Image:
+def borders(labels: Sequence[int], grid: tuple[int, int]) -> Bytes:
     """Lines between patches with other labels, and nothing else."""
-    cells, cell = np.asarray(labels).reshape(grid), _cell(grid)
+    cells, cell = np.asarray(labels).reshape(grid), patch_side(grid)
     picture = np.zeros((grid[0] * cell, grid[1] * cell, 4), dtype=np.uint8)
     across = np.repeat(cells[1:] != cells[:-1], cell, axis=1)
     picture[cell::cell][across] = LINES
     down = np.repeat(cells[:, 1:] != cells[:, :-1], cell, axis=0)
     picture[:, cell::cell][down] = LINES
-    return Image.fromarray(picture)
+    return picture
 
 
-def _cell(grid: tuple[int, int]) -> int:
-    """Pixels of a patch in a picture as large as it is shown, so that no line is lost."""
-    return max(LEAST_CELL, TILE // max(grid))
-
-
-def _from_cells(cells: Array, grid: tuple[int, int]) -> Image.Image:
-    """Bytes of shape (patches, 4) as a picture of one pixel a patch."""
-    return Image.fromarray(np.ascontiguousarray(cells, dtype=np.uint8).reshape(*grid, 4))
+def _from_cells(cells: Array, grid: tuple[int, int]) -> Bytes:
+    """Bytes of shape (patches, 4) as a picture with one pixel for each patch."""
+    return np.ascontiguousarray(cells, dtype=np.uint8).reshape(*grid, 4)
