@@ -21,7 +21,8 @@ from torch import nn
 
 import pmvit
 from experiments.common import read_rows, table
-from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.data.loaders import ImageLoader, create_loader
+from pmvit.data.sources import open_source
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
@@ -52,8 +53,8 @@ def folder_of(name: str, keep: float) -> Path:
     return RUNS / f"{re.sub('[ =,]', '', name)}-{keep}"
 
 
-def test_loader(model: nn.Module) -> FolderLoader:
-    return image_folder(TEST, adapter_for(model).data_config(model), num_classes=37, batch_size=50, workers=1)
+def test_loader(model: nn.Module) -> ImageLoader:
+    return create_loader(open_source(TEST, 37), adapter_for(model).data_config(model), batch_size=50, workers=1)
 
 
 def original() -> nn.Module:
@@ -69,7 +70,7 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
     path = RUNS / "scores.json"
     if not path.exists():
         config = adapter_for(model).data_config(model)
-        loader = image_folder(TRAIN, config, num_classes=37, batch_size=32, workers=1, shuffle=True)
+        loader = create_loader(open_source(TRAIN, 37), config, batch_size=32, workers=1, shuffle=True)
         pmvit.score(model, loader).save(path)
     return pmvit.Scores.load(path)
 

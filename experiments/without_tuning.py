@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import pmvit
 from experiments.common import Row, Rows, page, table
-from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.data.loaders import ImageLoader, create_loader
+from pmvit.data.sources import open_source
 from pmvit.files import write_text
 from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
@@ -53,9 +54,9 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]
     yield "ablation", "the paper's choices throughout", {"abs_per_sample": False}, {**at, **PAPER}
 
 
-def loader(model: nn.Module, half: str, **options: Any) -> FolderLoader:
+def loader(model: nn.Module, half: str, **options: Any) -> ImageLoader:
     config = adapter_for(model).data_config(model)
-    return image_folder(DATA / "imagenet" / half, config, num_classes=1000, batch_size=BATCH_SIZE, **options)
+    return create_loader(open_source(DATA / "imagenet" / half, 1000), config, batch_size=BATCH_SIZE, **options)
 
 
 class Subject:

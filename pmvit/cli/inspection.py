@@ -12,7 +12,7 @@ from pmvit.cli.options import AsJson, BatchSize, Data, Device, FirstLabel, Outpu
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
-    from pmvit.data.folder import FolderLoader
+    from pmvit.data.loaders import ImageLoader
     from pmvit.evaluation.segmentation import SegmentationEvaluation
     from pmvit.evaluation.validation import AnyEvaluation
 
@@ -96,7 +96,7 @@ def evaluate(
     _show(result, rows, loader, model, as_json)
 
 
-def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader", model: Path, as_json: bool) -> None:
+def _show_segmentation(result: "SegmentationEvaluation", loader: "ImageLoader", model: Path, as_json: bool) -> None:
     rows = {
         "mIoU": (result.miou, "{:.2%}"),
         "pixel accuracy": (result.pixel_accuracy, "{:.2%}"),
@@ -116,7 +116,7 @@ def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader",
 def _show(
     result: "AnyEvaluation",
     rows: dict[str, tuple[float | None, str]],
-    loader: "FolderLoader",
+    loader: "ImageLoader",
     model: Path,
     as_json: bool,
 ) -> None:

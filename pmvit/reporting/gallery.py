@@ -1,7 +1,6 @@
 """A few images for a page: as the model sees them, with what it and its original say of them."""
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from pmvit.data.demo import demo_images, demo_loader
 from pmvit.data.segmentation import has_masks, open_pairs
-from pmvit.data.sources import BROKEN_IMAGE, FolderSource, Sample, Stream, open_source, spread
+from pmvit.data.sources import BROKEN_IMAGE, FolderSource, Sample, choose_samples, open_source
 from pmvit.hosts import adapter_for
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
@@ -41,7 +40,6 @@ def open_batches(model: nn.Module, data: str | Path, *, limit: int | None, worke
         split="val",
         workers=workers,
         shuffle=limit is not None,
-        **({} if masks else {"batch_size": 64}),
     )
 
 
@@ -77,22 +75,17 @@ def _choose(model: nn.Module, data: str | Path, count: int) -> Iterator[_Shown]:
         return
     for sample in _samples(model, data, count):
         try:
-            yield _Shown(sample.open(Sight(model).mode), Path(sample.name).name, sample.label)
+            label = sample.label if isinstance(sample.label, int) else None
+            yield _Shown(sample.open(Sight(model).mode), Path(sample.name).name, label)
         except BROKEN_IMAGE:
             continue
 
 
-def _samples(model: nn.Module, data: str | Path, count: int) -> Iterator[Sample]:
+def _samples(model: nn.Module, data: str | Path, count: int) -> list[Sample]:
     classes = adapter_for(model).pixel_classes(model)
     if classes is not None and has_masks(data):
-        pairs = open_pairs(data, classes, "val", None)
-        yield from (pairs.sample(index) for index in spread(len(pairs), count))
-        return
-    source = open_source(data, num_classes_of(model))
-    if isinstance(source, Stream):
-        yield from islice(source.samples(0, 1, None), count)
-    else:
-        yield from (source[index] for index in spread(len(source), count))
+        return choose_samples(open_pairs(data, classes, "val"), count)
+    return choose_samples(open_source(data, num_classes_of(model)), count)
 
 
 def _folder_names(model: nn.Module, data: str | Path) -> tuple[str, ...]:

@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from PIL import Image
 from timm.data.imagenet_info import ImageNetInfo
-from timm.data.transforms_factory import create_transform
 from torch import Tensor, nn
 
 from pmvit.data import demo
-from pmvit.data.folder import color_mode
-from pmvit.data.pixels import CentreCrop, Preparation
+from pmvit.data.transforms import Preparation, color_mode, evaluation_transform
 from pmvit.hosts import adapter_for
 from pmvit.loading import num_classes_of
 from pmvit.reporting.segmentation import read_names
@@ -35,23 +33,15 @@ class Sight:
         config = adapter_for(model).data_config(model)
         self.mode = color_mode(config)
         self._mean, self._std = (torch.tensor(config[name]).view(-1, 1, 1) for name in ("mean", "std"))
-        self._crop = CentreCrop(Preparation.of(config)) if adapter_for(model).pixel_classes(model) is not None else None
-        self._transform: Any = create_transform(
-            input_size=tuple(config["input_size"]),
-            interpolation=config["interpolation"],
-            mean=tuple(config["mean"]),
-            std=tuple(config["std"]),
-            crop_pct=config["crop_pct"],
-            crop_mode=config["crop_mode"],
-        )
+        self._pixels = Preparation.of(config) if adapter_for(model).pixel_classes(model) is not None else None
+        self._transform = evaluation_transform(config)
 
     def prepare(self, picture: Image.Image) -> Tensor:
         """The pixels that the model gets, (channels, height, width)."""
         picture = picture.convert(self.mode)
-        if self._crop is not None:
-            return self._crop(picture, torch.zeros(picture.height, picture.width, dtype=torch.long))[0]
-        prepared: Tensor = self._transform(picture)
-        return prepared
+        if self._pixels is not None:
+            return self._pixels.centre_pair(picture, torch.zeros(picture.height, picture.width, dtype=torch.long))[0]
+        return self._transform(picture)
 
     def picture(self, prepared: Tensor) -> Image.Image:
         """Prepared pixels as a picture again."""

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 from torch import nn
 
 from pmvit.compression import decompress
-from pmvit.data.choice import choose_samples
-from pmvit.data.folder import Broken, color_mode, evaluation_transform
-from pmvit.data.sources import BROKEN_IMAGE, Sample
+from pmvit.data.loaders import Broken
+from pmvit.data.sources import BROKEN_IMAGE, Sample, choose_samples, open_source
+from pmvit.data.transforms import color_mode, evaluation_transform
 from pmvit.errors import PmvitError
 from pmvit.hosts import adapter_for
 from pmvit.measuring import Scores
@@ -86,7 +86,7 @@ def visualize(
         blocks_there = [block for block in blocks_there if block.number in wanted]
     kinds: tuple[Format, ...] = ("png", "svg") if formats == "both" else (formats,)
     drawing = _Drawing(model, original, blocks_there, names)
-    samples = choose_samples(images, limit) if images is not None and set(what) != {"maps"} else []
+    samples = choose_samples(open_source(images), limit) if images is not None and set(what) != {"maps"} else []
     made = Visualized()
     with Bar("visualize", len(samples) + ("maps" in what), show=progress) as bar:
         if "maps" in what:
