@@ -91,12 +91,10 @@ def _smp_model(folder: Path) -> nn.Module:
     return model
 
 
-def _check_timm(name: str, expected: str) -> None:
-    """Raise `PmvitError`, with what was perhaps meant, if timm has no such architecture."""
-    if not timm.is_model(name.split(".")[0]):
-        close = get_close_matches(name, timm.list_models(), n=3)
-        hint = f": did you mean {' or '.join(close)}?" if close else ""
-        raise PmvitError(f"expected {expected}; got {name!r}{hint}")
+def _no_such_model(name: str) -> str:
+    """What was perhaps meant by the name of an architecture that timm does not have, to end an error with."""
+    close = get_close_matches(name, timm.list_models(), n=3)
+    return f"got {name!r}" + (f": did you mean {' or '.join(close)}?" if close else "")
 
 
 @contextmanager
@@ -114,11 +112,10 @@ def _one_line(library: str, name: str, arguments: dict[str, Any]) -> Iterator[No
 
 def _timm_model(name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any]) -> nn.Module:
     """One of timm's models, with its pretrained weights or with those that are given."""
-    if ":" not in name:
-        _check_timm(
-            name,
-            "a saved model, a timm architecture, hf-hub:owner/name (timm), hf:owner/name (transformers), "
-            "torchvision:name or segmenter:name",
+    if ":" not in name and not timm.is_model(name.split(".")[0]):
+        raise PmvitError(
+            f"expected a saved model, a timm architecture, hf-hub:owner/name (timm), hf:owner/name (transformers), "
+            f"torchvision:name or segmenter:name; {_no_such_model(name)}"
         )
     heads = [key for key in ("head.weight", "head.fc.weight") if tensors is not None and key in tensors]
     classes = tensors[heads[0]].shape[0] if tensors is not None and heads else None
@@ -157,7 +154,8 @@ def _torchvision_model(name: str, tensors: Tensors | None, where: str, arguments
 
 def _segmenter(name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any]) -> nn.Module:
     """A Segmenter with the weights of a checkpoint, which says itself what it was made with where nothing was said."""
-    _check_timm(name, "one of timm's architectures after segmenter:")
+    if not timm.is_model(name.split(".")[0]):
+        raise PmvitError(f"expected one of timm's architectures after segmenter:, {_no_such_model(name)}")
     if tensors is None:
         return create_segmenter(name, pretrained=True, **arguments)
     traits = segmenter_checkpoint.read_traits(tensors)
@@ -219,7 +217,10 @@ def open_loader(
     process: int = 0,
     processes: int = 1,
 ) -> ImageLoader:
-    """Make a loader of the images that a path names, prepared for the model: `open_images`, then `create_loader`."""
+    """Make a loader of the images that a path names, prepared for the model.
+
+    See `open_images` for what the path may be, `labels`, `split` and `first_label`, and `create_loader` for the rest.
+    """
     return create_loader(
         open_images(model, data, labels=labels, split=split, first_label=first_label),
         adapter_for(model).data_config(model),

@@ -158,7 +158,7 @@ def create_loader(
         data_config: Size, mean, interpolation and so on, as timm has them for a model.
         whole: Images with masks whole and one at a time, with labels at the size of their file; else both are cropped
             to the size of the model.
-        batch_size: Images a batch; 64 if not given, 8 with masks.
+        batch_size: Images per batch; 64 if not given, 8 with masks.
         workers: Processes that read images.
         shuffle: Take the images in an order that depends only on the seed; not for streams.
         seed: For `shuffle`.
@@ -201,7 +201,7 @@ def check_parts(stream: Stream, workers: int, processes: int) -> int:
     """
     if stream.num_parts < processes:
         raise PmvitError(
-            f"expected at least {processes} shards in {stream.name}, one a process; got {stream.num_parts}: "
+            f"expected at least {processes} shards in {stream.name}, one per process; got {stream.num_parts}: "
             "write the data in more shards"
         )
     return min(workers, stream.num_parts // processes)

@@ -13,7 +13,7 @@ from pmvit.data.batches import IGNORED
 from pmvit.errors import PmvitError
 
 UNKNOWN = -1
-MASK_MODES = {"1", "L", "P", "I", "I;16"}  # one number a pixel
+MASK_MODES = {"1", "L", "P", "I", "I;16"}  # one number per pixel
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Mask:
         except (OSError, SyntaxError, ValueError) as error:
             raise PmvitError(f"{self.path}: expected a mask, got a file that cannot be read ({error})") from None
         if mode not in MASK_MODES or pixels.ndim != 2:
-            raise PmvitError(f"{self.path}: expected a mask with one number a pixel, got an image of mode {mode}")
+            raise PmvitError(f"{self.path}: expected a mask with one number per pixel, got an image of mode {mode}")
         if pixels.shape != size:
             raise PmvitError(
                 f"{self.path}: expected a mask of {size[0]} x {size[1]} pixels, the size of its image; got "

@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     def open(self, mode: str) -> Image.Image:
         """Decode the image; raises what Pillow raises if it is broken."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's about odd metadata, once an image
+            warnings.simplefilter("ignore")  # Pillow's about odd metadata, once per image
             with Image.open(io.BytesIO(self.image) if isinstance(self.image, bytes) else self.image) as image:
                 converted: Image.Image = image.convert(mode)
                 return converted
@@ -75,7 +75,7 @@ class Stream(Protocol):
 
 
 class FolderSource:
-    """Images below a folder, in one subfolder a class or alone, or a single image file.
+    """Images below a folder, in one subfolder per class or alone, or a single image file.
 
     Class folders are numbered in natural order of their names. Where that would be wrong because some are missing,
     names that are numbers or ImageNet's synset ids are taken at their word.

@@ -49,7 +49,7 @@ class TrainingData(Protocol):
     broken: Broken
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         ...
 
     def epoch(self, number: int, skip: int) -> Generator[TrainingBatch, None, None]:
@@ -148,7 +148,7 @@ class SourceData:
         source: Where the images come from.
         transform: Augmentation of an image, or of an image and its mask.
         mode: Of the images, as Pillow names it.
-        batch: Images a forward pass.
+        batch: Images per forward pass.
         workers: Processes that read images.
         seed: Of order and augmentation.
         process: Which of how many training processes this is.
@@ -177,7 +177,7 @@ class SourceData:
         self._count = epoch_images // (batch * process[1])
         if not self._count:
             raise PmvitError(
-                f"expected at least {batch * process[1]} images an epoch, one batch; got {epoch_images} of "
+                f"expected at least {batch * process[1]} images per epoch, one batch; got {epoch_images} of "
                 f"{source.name}: lower the batch size"
             )
         options: dict[str, Any] = {"pin_memory": torch.cuda.is_available(), "worker_init_fn": begin_worker}
@@ -223,7 +223,7 @@ class LoaderData:
         self._seed = seed
         self._process = process
         if not len(self):
-            raise PmvitError(f"expected at least {process[1]} batches, one a process; got {len(loader)}")
+            raise PmvitError(f"expected at least {process[1]} batches, one per process; got {len(loader)}")
 
     def __len__(self) -> int:
         return len(self.loader) // self._process[1]

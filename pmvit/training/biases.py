@@ -96,7 +96,7 @@ def _token_weights(num_prefix: int, num_patches: int) -> Tensor:
 
 
 def _last_biases(block: nn.Module, width: int) -> list[nn.Parameter]:
-    """The last vectors of a block that have an entry a channel."""
+    """The last vectors of a block with one entry per channel."""
     wrapped = getattr(block, "block", block)
     return [parameter for parameter in wrapped.parameters() if parameter.shape == (width,)][: -TRIED - 1 : -1]
 

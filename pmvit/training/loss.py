@@ -33,14 +33,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
 
     Args:
         logits: Classes last.
-        labels: Class numbers, one an image or one a pixel with 255 for those that do not count; or distributions.
+        labels: Class numbers, one per image, or one per pixel with 255 for those that do not count; or distributions.
         smoothing: Share of a label that is spread over all classes.
     """
     if labels.is_floating_point():  # mixup smooths its distributions itself
         return F.cross_entropy(logits.float(), labels)
     if labels.dim() != logits.dim() - 1:
-        what = "an image" if logits.dim() == 2 else "a pixel"
-        raise PmvitError(f"expected one label {what} for this model; got labels of shape {tuple(labels.shape)}")
+        what = "image" if logits.dim() == 2 else "pixel"
+        raise PmvitError(f"expected one label per {what} for this model; got labels of shape {tuple(labels.shape)}")
     check_labels(labels, logits.shape[-1])
     if logits.dim() == 2:
         return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)

@@ -59,7 +59,7 @@ def finetune(
     Args:
         model: What `compress` returned.
         train: The training images: a path as `pmvit finetune --data` takes it, or a loader of `(images, labels)` with a
-            length, whose batches are taken as they come: `config.accumulate` of them a step.
+            length, whose batches are taken as they come: `config.accumulate` of them per step.
         val: Images to validate on after every epoch, likewise.
         teacher: The original; if none is given and the model is compressed, the model itself, uncompressed.
         config: How to fine-tune; `options` are its fields and override it.

@@ -90,7 +90,7 @@ class Trainer:
         self.last: AnyEvaluation | None = None
         self.steps_per_epoch = len(data) // config.accumulate
         if self.steps_per_epoch == 0:
-            raise PmvitError(f"expected {config.accumulate} batches or more an epoch, one step; got {len(data)}")
+            raise PmvitError(f"expected {config.accumulate} batches or more per epoch, one step; got {len(data)}")
         self.learner = Learner(model, teacher, config, accelerator, self.steps_per_epoch)
         self._signals = StopSignals()
         self._log: MetricsLog | None = None
@@ -275,7 +275,7 @@ class Trainer:
         state = checkpoint.state
         if state["steps_per_epoch"] != self.steps_per_epoch:
             raise PmvitError(
-                f"the run had {state['steps_per_epoch']} steps an epoch, and would now have {self.steps_per_epoch}: "
+                f"the run had {state['steps_per_epoch']} steps per epoch, and would now have {self.steps_per_epoch}: "
                 "resume it with the images, batches and processes it began with"
             )
         self.learner.restore(checkpoint)

@@ -8,9 +8,10 @@ from PIL import Image
 from torch import nn
 
 import pmvit
+from pmvit.data.batches import first_images
 from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
 from pmvit.data.loaders import create_loader
-from pmvit.data.sources import find_images, open_source
+from pmvit.data.sources import choose_samples, find_images, open_source
 from pmvit.hosts import adapter_for
 
 import timm  # isort: skip
@@ -122,3 +123,19 @@ def test_the_demo_ships_a_trained_model_and_its_images() -> None:
     result = pmvit.evaluate(demo_model(), demo_loader("test", count=300), progress=False)
     assert result.images == 300
     assert result.top1 > 0.8
+
+
+def test_samples_are_spread_evenly_and_an_image_is_a_source(tmp_path: Path) -> None:
+    write_images(tmp_path, *(f"{number}.png" for number in range(10)))
+    chosen = [[Path(sample.name).stem for sample in choose_samples(open_source(tmp_path), most)] for most in (3, 20)]
+    assert chosen == [["0", "3", "6"], [str(number) for number in range(10)]]
+    (sample,) = choose_samples(open_source(tmp_path / "4.png"), 3)
+    assert (sample.image, sample.label) == (tmp_path / "4.png", None)
+
+
+def test_the_first_images_of_a_loader() -> None:
+    batches = [(torch.full((2, 1), float(number)), torch.zeros(2)) for number in range(3)]
+    assert first_images(batches, 3)[:, 0].tolist() == [0, 0, 1]
+    assert first_images([images for images, _ in batches], 99)[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(pmvit.PmvitError, match="the loader is empty"):
+        first_images([], 3)

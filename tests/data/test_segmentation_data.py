@@ -102,7 +102,7 @@ def test_what_is_wrong_is_said_with_the_name_of_the_file(tmp_path: Path) -> None
     with pytest.raises(pmvit.PmvitError, match=r"2\.png: expected a mask of 40 x 60 pixels.*got 40 x 61"):
         list(create_loader(open_pairs(folder, 2), CONFIG, workers=0))
     write_image(folder / "masks" / "2.png")
-    with pytest.raises(pmvit.PmvitError, match=r"2\.png: expected a mask with one number a pixel.*RGB"):
+    with pytest.raises(pmvit.PmvitError, match=r"2\.png: expected a mask with one number per pixel.*RGB"):
         list(create_loader(open_pairs(folder, 2), CONFIG, workers=0))
     (folder / "masks" / "2.png").unlink()
     with pytest.raises(pmvit.PmvitError, match=r"expected a mask \(\.png\) below .* for .*images/2\.png"):

@@ -75,9 +75,9 @@ def test_every_labelled_pixel_counts_alike() -> None:
     taught = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(2))
     expected = (taught.softmax(-1) * (taught.log_softmax(-1) - logits.log_softmax(-1))).sum(-1).mean()
     assert torch.allclose(divergence(logits, taught), expected, atol=1e-6)
-    with pytest.raises(pmvit.PmvitError, match="expected one label a pixel for this model"):
+    with pytest.raises(pmvit.PmvitError, match="expected one label per pixel for this model"):
         cross_entropy(logits, torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(pmvit.PmvitError, match="expected one label an image for this model"):
+    with pytest.raises(pmvit.PmvitError, match="expected one label per image for this model"):
         cross_entropy(logits[:, 0, 0], labels)
 
 
