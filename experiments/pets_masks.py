@@ -34,8 +34,8 @@ from pmvit.evaluation.sliding import sliding_logits
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import adapter_for
 from pmvit.loading import create_model, open_loader
-from pmvit.methods import tome
-from pmvit.methods.budget import tome_r_for
+from pmvit.methods import Tome
+from pmvit.methods.budget import method_for
 from pmvit.progress import track
 from pmvit.runtime.bench.timing import Ratio, bootstrap, compare, speedup
 
@@ -101,7 +101,7 @@ def compressed(model: nn.Module, variant: Variant) -> nn.Module:
         return small
     gflops = pmvit.flops(small).gflops
     if variant.method == TOME:
-        return tome(model, tome_r_for(model, gflops))
+        return pmvit.compress(model, method_for(model, Tome, gflops))
     return pmvit.compress(model, pmvit.plan(scores, gflops=gflops, prune=PRUNE, **LATE))
 
 

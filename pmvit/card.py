@@ -12,11 +12,13 @@ from typing import Any
 
 from torch import nn
 
+from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
 from pmvit.hosts import adapter_for
 from pmvit.measuring.flops import Flops
 from pmvit.planning import Plan
+from pmvit.wrapping import Compression, Recipe
 
 CARD_FILE = "README.md"
 MARK = "<!-- Written by pmvit when it saves the model; without this line the text stays as it is. -->"
@@ -32,7 +34,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
-class Facts:
+class CardDetails:
     """What a model card says that cannot be read off the model.
 
     Attributes:
@@ -51,12 +53,7 @@ class Facts:
 
 
 def write_card(
-    folder: Path,
-    model: nn.Module,
-    config: Mapping[str, Any],
-    plan: Plan | None,
-    costs: tuple[Flops, Flops],
-    facts: Facts,
+    folder: Path, model: nn.Module, config: Mapping[str, Any], costs: tuple[Flops, Flops], details: CardDetails
 ) -> None:
     """Write the card of a saved model, unless there is a text of somebody else's.
 
@@ -64,30 +61,31 @@ def write_card(
         folder: Where the model is saved.
         model: The model.
         config: What `config.json` says.
-        plan: What was done to each block, if a plan did it.
         costs: Of the original and of the model.
-        facts: What else is known.
+        details: What else is known.
     """
     path = folder / CARD_FILE
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    parts = [_header(model, config, facts), MARK, *_summary(config, costs), *_accuracy(facts.measured)]
+    compression, plan = compression_of(model), plan_of(model)
+    what = compression.what if compression is not None else None
+    parts = [_header(model, what, details), MARK, *_summary(model, config, what, costs), *_accuracy(details.measured)]
     if plan is not None:
         parts += ["## Tokens in each block", _blocks(plan)]
     parts += _use(model)
-    parts += _making(config, plan, facts)
+    parts += _making(config, compression, details)
     write_text(path, "\n\n".join(parts) + "\n")
 
 
-def _header(model: nn.Module, config: Mapping[str, Any], facts: Facts) -> str:
+def _header(model: nn.Module, what: Recipe | None, details: CardDetails) -> str:
     """The part that machines read; text in quotes is the same in JSON and in YAML."""
-    tags = ["pmvit", "token-compression", "vision-transformer", "prune-and-merge"]
-    if _method(config) is not None:
-        tags[-1] = str(_method(config))
+    tags = ["pmvit", "token-compression", "vision-transformer"]
+    if what is not None:
+        tags.append(what.title.lower().replace(" ", "-"))
     lines = ["---", "library_name: pmvit", f"tags: {json.dumps(tags)}", f"pipeline_tag: {_task(model)}"]
-    if facts.base_model is not None:
-        lines.append(f"base_model: {json.dumps(facts.base_model)}")
-    lines.append(f"license: {json.dumps(facts.license or 'unknown')}")
+    if details.base_model is not None:
+        lines.append(f"base_model: {json.dumps(details.base_model)}")
+    lines.append(f"license: {json.dumps(details.license or 'unknown')}")
     return "\n".join([*lines, "---"])
 
 
@@ -98,24 +96,20 @@ def _task(model: nn.Module) -> str:
     return "image-feature-extraction" if adapter.num_classes(model) is None else "image-classification"
 
 
-def _method(config: Mapping[str, Any]) -> str | None:
-    return config["method"]["name"] if "method" in config else None
-
-
-def _summary(config: Mapping[str, Any], costs: tuple[Flops, Flops]) -> list[str]:
+def _summary(model: nn.Module, config: Mapping[str, Any], what: Recipe | None, costs: tuple[Flops, Flops]) -> list[str]:
     before, after = costs
-    architecture = escaped(str(config["model"].get("architecture", config["family"])))
-    if config["learn"] is None and _method(config) is None:
+    architecture = escaped(str(config["model"].get("architecture", type(model).__name__)))
+    if what is None:
         said = f"A model saved by pmvit, not compressed: {before.gflops:.3f} GFLOPs (multiply-accumulates) an image."
         return [f"# {architecture}", said]
-    way = "Prune and Merge" if _method(config) is None else escaped(str(_method(config)))
     rows = [
         ("GFLOPs (multiply-accumulates)", f"{before.gflops:.3f}", f"{after.gflops:.3f}"),
         ("parameters", f"{before.parameters / 1e6:.3f} M", f"{after.parameters / 1e6:.3f} M"),
     ]
     return [
         f"# {architecture}, compressed",
-        f"Tokens compressed by {way}: {before.macs / after.macs:.2f}x fewer multiply-accumulates an image.",
+        f"Tokens compressed by {escaped(what.title)}: {before.macs / after.macs:.2f}x fewer multiply-accumulates "
+        "an image.",
         table(("", "original", "compressed"), rows),
     ]
 
@@ -152,13 +146,16 @@ def _use(model: nn.Module) -> list[str]:
     return ["## Use", fenced(code, "python"), escaped(said)]
 
 
-def _making(config: Mapping[str, Any], plan: Plan | None, facts: Facts) -> list[str]:
-    settings = {**({"learn": config["learn"], **plan.made_by} if plan is not None else {}), **facts.settings}
-    if "method" in config:
-        settings = {"method": config["method"], **settings}
+def _making(config: Mapping[str, Any], compression: Compression | None, details: CardDetails) -> list[str]:
+    settings: dict[str, Any] = {}
+    if compression is not None and isinstance(compression.what, Plan):
+        settings = {"learn": compression.learn, **compression.what.made_by}
+    elif compression is not None:
+        settings = {compression.what.kind: json.loads(compression.what.to_json())}
+    settings |= details.settings
     parts = ["## How it was made"]
-    if facts.command is not None:
-        parts.append(fenced(facts.command, "sh"))
+    if details.command is not None:
+        parts.append(fenced(details.command, "sh"))
     if settings:
         parts.append(fenced(json.dumps(settings, indent=1, default=str), "json"))
     parts.append(f"Made with pmvit {config['pmvit']}, Python {platform.python_version()}, {', '.join(_versions())}.")

@@ -24,6 +24,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pmvit.wrapping import WrappedBlock
+
 PRUNED = -1  # the group of a token that is in no group
 
 Reconstruct = Literal["pinv", "residual"]
@@ -239,7 +241,7 @@ class TokenMatrices(nn.Module):
         return segment_sum(tokens.reshape(-1, width), repeated, weights).view(batch, -1, width)
 
 
-class PruneMerge(TokenMatrices):
+class PruneMerge(TokenMatrices, WrappedBlock):
     """A transformer block that runs on merged tokens: N tokens in, m through the block, N out.
 
     The block is held as it is and never changed; its M and R are those of `TokenMatrices`.

@@ -125,8 +125,3 @@ def measured_in(run: Path) -> dict[str, list[float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     names = ("loss", "cross_entropy")
     return {name: [line[name] for line in lines if name in line] for name in names}
-
-
-def plan_of(model: Any) -> pmvit.Plan | None:
-    """The plan that a model was compressed by, if it was one."""
-    return model.compression.plan if hasattr(model, "compression") else None

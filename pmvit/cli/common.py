@@ -21,7 +21,7 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from torch import nn
 
-    from pmvit.card import Facts
+    from pmvit.card import CardDetails
     from pmvit.measuring import MergeCosts, Scores
     from pmvit.measuring.flops import Flops
     from pmvit.planning import Plan
@@ -154,28 +154,35 @@ def open_model(
     """Make a model of what the user named; `segmenter` are those of its options that were given."""
     from pmvit.loading import create_model
 
-    more = dict(segmenter or {})
-    if more and not name.startswith("segmenter:"):
-        raise PmvitError(f"{', '.join(more)}: expected beside segmenter:NAME alone; got the model {name}")
-    if "size" in more:
-        more["image_size"] = more.pop("size")
-    model = create_model(name, weights, **pairs("--model-arg", arguments), **more)
+    if segmenter and not name.startswith("segmenter:"):
+        raise PmvitError(f"{', '.join(segmenter)}: expected beside segmenter:NAME alone; got the model {name}")
+    source = source_of(name, weights, arguments, segmenter)
+    model = create_model(name, weights, **source["arguments"])
     cast("Any", model).pretrained_cfg.update(pairs("--data-arg", preparation))
     return model.to(device)
 
 
-def facts_of(model: "nn.Module", name: str, weights: Path | None) -> "Facts":
+def source_of(
+    name: str, weights: Path | None, arguments: list[str] | None, segmenter: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Where a model is from, as `record_source` takes it."""
+    more = {"image_size" if option == "size" else option: value for option, value in (segmenter or {}).items()}
+    given = {**pairs("--model-arg", arguments), **more}
+    return {"source": name, "weights": None if weights is None else str(weights), "arguments": given}
+
+
+def card_details(model: "nn.Module", name: str, weights: Path | None) -> "CardDetails":
     """What a model card may say of a model that was named so: the command, and where its weights are from if known."""
-    from pmvit.card import Facts
+    from pmvit.card import CardDetails
 
     command = shlex.join(["pmvit", *sys.argv[1:]])
     library, colon, rest = name.partition(":")
     if weights is not None or Path(name).exists():
-        return Facts(command=command)
+        return CardDetails(command=command)
     if colon:
-        return Facts(command=command, base_model=rest if library in ("hf", "hf-hub") else None)
+        return CardDetails(command=command, base_model=rest if library in ("hf", "hf-hub") else None)
     known = getattr(model, "pretrained_cfg", {})
-    return Facts(command=command, base_model=known.get("hf_hub_id"), license=known.get("license"))
+    return CardDetails(command=command, base_model=known.get("hf_hub_id"), license=known.get("license"))
 
 
 def pairs(option: str, texts: list[str] | None) -> dict[str, Any]:

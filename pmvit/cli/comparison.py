@@ -152,7 +152,7 @@ def _evidence(
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
     found: dict[str, Any] = {
         "scores": None if scores is None else pmvit.Scores.load(scores),
-        "prices": None if merge_costs is None else pmvit.MergeCosts.load(merge_costs),
+        "merge_costs": None if merge_costs is None else pmvit.MergeCosts.load(merge_costs),
         "images": None,
     }
     if source is None:
@@ -162,7 +162,7 @@ def _evidence(
         found["scores"] = run_score(network, source, folder / "scores.json", options, here, **reading)
     if merge_costs is None and (names is None or "measured" in names):
         nothing = dict.fromkeys(MERGE_COST_OPTIONS)
-        found["prices"] = run_merge_costs(network, source, folder / "prices.json", nothing, here, **reading)
+        found["merge_costs"] = run_merge_costs(network, source, folder / "prices.json", nothing, here, **reading)
     found["images"] = open_loader(network, source, shuffle=True, **reading)
     return found
 

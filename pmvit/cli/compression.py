@@ -10,8 +10,8 @@ from pmvit.cli.common import (
     PLANNERS,
     app,
     blocks_of,
+    card_details,
     console,
-    facts_of,
     follow_paper,
     merge_costs_file,
     meter,
@@ -26,6 +26,7 @@ from pmvit.cli.common import (
     run_score,
     scores_file,
     settle_method,
+    source_of,
 )
 from pmvit.cli.methods import by_method
 from pmvit.cli.options import (
@@ -163,6 +164,7 @@ def compress(
     evit, tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
+    from pmvit.compression import record_source
     from pmvit.loading import open_loader
     from pmvit.methods import METHODS
     from pmvit.planning import choose_method
@@ -172,13 +174,14 @@ def compress(
     paper = settle_method(options, paper)
     if options["method"] not in PLANNERS:
         kind = METHODS.get(options["method"])
-        if extra := sources[1:] if kind is not None and kind.looks and data is not None else sources:
+        if extra := sources[1:] if kind is not None and kind.needs_images and data is not None else sources:
             raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {extra[0]}")
         segmenter = given(options, SEGMENTER_OPTIONS)
         network = open_model(model, weights, model_arg, data_arg, device, segmenter)
         images = None if data is None else open_loader(network, data, batch_size=batch_size, workers=workers)
-        facts = facts_of(network, model, weights)
-        by_method(network, output, options, pairs("--model-arg", model_arg), facts, images, as_json=as_json)
+        card = card_details(network, model, weights)
+        origin = source_of(model, weights, model_arg, segmenter)
+        by_method(network, output, options, origin, pairs("--model-arg", model_arg), card, images, as_json=as_json)
         return
     if unused := given(options, METHOD_OPTIONS):
         raise PmvitError(f"{', '.join(unused)}: for --method tome and the like alone; see docs/methods.md")
@@ -217,7 +220,9 @@ def compress(
             return
         made = pmvit.plan(source, measure=meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
-    pmvit.save(small, output, arguments=pairs("--model-arg", model_arg), facts=facts_of(network, model, weights))
+    arguments = pairs("--model-arg", model_arg)
+    record_source(small, **source_of(model, weights, model_arg, segmenter))
+    pmvit.save(small, output, arguments=arguments, card=card_details(network, model, weights))
     remember_command(output, after=Path(model))
     before, after = pmvit.flops(network), pmvit.flops(small)
     if as_json:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from pmvit.card import Facts
-from pmvit.compression import compress
-from pmvit.data.demo import CLASSES, MEAN, STD, demo_images, demo_loader, demo_model
+from pmvit.card import CardDetails
+from pmvit.compression import compress, record_source
+from pmvit.data.demo import CLASSES, DEMO, MEAN, STD, demo_images, demo_loader, demo_model
 from pmvit.evaluation import Evaluation, evaluate
 from pmvit.files import write_text
 from pmvit.measuring import measure_merge_costs
@@ -19,7 +19,6 @@ from pmvit.measuring.flops import flops
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
 from pmvit.reporting.blocks import blocks_of
-from pmvit.reporting.gallery import DEMO
 from pmvit.reporting.measured import BATCHES, Measured
 from pmvit.reporting.page import report
 from pmvit.reporting.sheets import Photo, about, blocks_sheet
@@ -44,6 +43,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     merge_costs = measure_merge_costs(model, demo_loader("train"))
     chosen = plan(merge_costs, keep=KEEP)
     small = compress(model, chosen)
+    record_source(small, DEMO)
     console.print(table(chosen))
     console.print(chosen.draw(console.width))
 
@@ -53,7 +53,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
 
     original = {"top1": compressed.reference_top1, "images": compressed.images}
     evaluations = {"original": original, "compressed": asdict(compressed), "tuned": asdict(tuned)}
-    save(small, output, facts=Facts(evaluations, {"finetune": asdict(TUNING)}))
+    save(small, output, card=CardDetails(evaluations, {"finetune": asdict(TUNING)}))
     merge_costs.save(output / "prices.json")
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]

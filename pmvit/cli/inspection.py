@@ -26,24 +26,22 @@ def info(
     """Show what a saved model keeps in each block, and what it costs before and after."""
     import pmvit
     from pmvit.compression import compression_of
-    from pmvit.methods import method_of
+    from pmvit.methods import Method
 
     network = pmvit.load(model)
     after = pmvit.flops(network)
-    compression, method = compression_of(network), method_of(network)
-    if method is not None:
-        before = pmvit.flops(pmvit.decompress(network))
-        if as_json:
-            print_json({"method": method.describe(), "original": asdict(before), "compressed": asdict(after)})
-        else:
-            print_method(method, before, after)
-        return
+    compression = compression_of(network)
     if compression is None:
         raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
     before = pmvit.flops(pmvit.decompress(network))
-    made = compression.plan
+    made: Any = compression.what
+    is_method = isinstance(made, Method)
     if as_json:
-        print_json({"blocks": blocks_of(made), "original": asdict(before), "compressed": asdict(after)})
+        told = {"method": made.describe()} if is_method else {"blocks": blocks_of(made)}
+        print_json({**told, "original": asdict(before), "compressed": asdict(after)})
+        return
+    if is_method:
+        print_method(made, before, after)
         return
     print_info(made, before, after)
     if draw:
@@ -66,13 +64,13 @@ def evaluate(
     import copy
 
     import pmvit
-    from pmvit.compression import is_compressed
+    from pmvit.compression import compression_of
     from pmvit.data.segmentation import has_masks
     from pmvit.hosts import adapter_for
     from pmvit.loading import open_loader
 
     network = pmvit.load(model, device=device)
-    original = pmvit.decompress(copy.deepcopy(network)) if is_compressed(network) else None
+    original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
     if adapter_for(network).pixel_classes(network) is not None:
         reading: dict[str, Any] = {"workers": workers, "strict": strict, "split": "val", "first_label": first_label}
         masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **reading)

@@ -11,7 +11,7 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from torch import nn
 
-    from pmvit.card import Facts
+    from pmvit.card import CardDetails
     from pmvit.methods import Method
 
 SHARED = {"method", "keep", "gflops", "skip"}  # options of a plan that a method may have, too
@@ -21,15 +21,16 @@ def by_method(
     model: "nn.Module",
     output: Path,
     options: dict[str, Any],
+    source: dict[str, Any],
     arguments: dict[str, Any],
-    facts: "Facts",
+    card: "CardDetails",
     images: Any = None,
     *,
     as_json: bool,
 ) -> None:
-    """Compress a model by another method, which may look at images, and save it."""
+    """Compress a model by another method, which may need images, and save it."""
     import pmvit
-    from pmvit import methods
+    from pmvit.compression import record_source
     from pmvit.saving import check_output
 
     planning = {name: option for name, option in PLAN_OPTIONS.items() if name not in SHARED}
@@ -37,8 +38,9 @@ def by_method(
         raise PmvitError(f"{', '.join(unused)}: for Prune and Merge alone; got it beside --method {options['method']}")
     check_output(output)
     method = chosen_method(model, options, images)
-    small = methods.apply(model, method)
-    pmvit.save(small, output, arguments=arguments, facts=facts)
+    small = pmvit.compress(model, method)
+    record_source(small, **source)
+    pmvit.save(small, output, arguments=arguments, card=card)
     before, after = pmvit.flops(model), pmvit.flops(small)
     if as_json:
         costs = {"original": asdict(before), "compressed": asdict(after)}
@@ -50,7 +52,7 @@ def by_method(
 
 def chosen_method(model: "nn.Module", options: dict[str, Any], images: Any = None) -> "Method":
     """The method that was asked for, with its options; by a budget if there is one."""
-    from pmvit.methods import METHODS, fitted, make_method, method_called
+    from pmvit.methods import METHODS, make_method, method_called
     from pmvit.methods.budget import method_for
 
     name = options["method"]
@@ -65,7 +67,8 @@ def chosen_method(model: "nn.Module", options: dict[str, Any], images: Any = Non
     if options["r"] is not None:
         wanted["r"] = _numbers(options["r"])
     if options["gflops"] is None:
-        return fitted(make_method(name, **wanted), model, images)
+        method = make_method(name, **wanted)
+        return method if images is None else method.fit(model, images)
     return method_for(model, method_called(name), options["gflops"], data=images, **wanted)
 
 
@@ -81,5 +84,5 @@ def print_method(method: "Method", before: Any, after: Any) -> None:
     said = ", ".join(f"{name} {value}" for name, value in method.describe()["options"].items() if value is not None)
     console.print(f"{method.title}: {said if len(said) < 200 else said[:199] + '…'}")
     print_costs(before, after)
-    if method.learns:
+    if method.needs_training:
         console.print("It has weights of its own, which are random: fine-tune it before you use it.", style="yellow")

@@ -19,7 +19,7 @@ from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
 from pmvit.measuring.merge_costs import HALVES, MergeCostConfig, MergeCosts
 from pmvit.measuring.merging import Clusters, Step, mirrored, neighbours, order_merges
 from pmvit.progress import Bar
-from pmvit.prune_merge import PruneMerge
+from pmvit.wrapping import compression_of
 
 ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a price by about 6 %
 
@@ -44,7 +44,7 @@ def measure_merge_costs(
         PmvitError: If the model attends inside windows, what is measured is not finite, or the input does not fit.
     """
     config = replace(config or MergeCostConfig(), **options)
-    if any(isinstance(module, PruneMerge) for module in model.modules()):
+    if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model to price; this one is compressed: price the original")
     check_trainable(model)
     adapter = adapter_for(model)

@@ -23,7 +23,7 @@ from pmvit.measuring.flops import model_cost
 from pmvit.measuring.score_recorder import Recorder
 from pmvit.measuring.scores import PARTIAL_FORMAT, ScoreConfig, Scores
 from pmvit.progress import track
-from pmvit.prune_merge import PruneMerge
+from pmvit.wrapping import compression_of
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 
@@ -86,7 +86,7 @@ def score(
         PmvitError: If scores are not finite or all zero (the message names the layer), or the input does not fit.
     """
     config = replace(config or ScoreConfig(), **options)
-    if any(isinstance(module, PruneMerge) for module in model.modules()):
+    if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model to score; this one is compressed: score the original")
     check_trainable(model)
     adapter = adapter_for(model)

@@ -221,7 +221,7 @@ def _check_method(source: Scores | MergeCosts, config: PlanConfig) -> None:
     """See that scores or merge costs are what the options ask for."""
     is_measured = isinstance(source, MergeCosts)
     if config.method is not None and is_measured != (config.method == "measured"):
-        expected, got = ("prices", "scores") if config.method == "measured" else ("scores", "prices")
+        expected, got = ("merge costs", "scores") if config.method == "measured" else ("scores", "merge costs")
         raise PmvitError(f'method="{config.method}" makes plans from {expected}; got {got}')
     if is_measured and (changed := config.choices_for_scores):
         raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; merge costs leave no such choice")

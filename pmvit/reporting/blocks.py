@@ -6,12 +6,11 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor, nn
 
-from pmvit.compression import Compression, compression_of
+from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
 from pmvit.hosts import TokenLayout, adapter_for
 from pmvit.measuring import Scores
-from pmvit.methods.base import method_of
-from pmvit.planning import LayerPlan
+from pmvit.planning import LayerPlan, Plan
 from pmvit.planning.plan import State
 from pmvit.prune_merge import PRUNED, PruneMerge
 
@@ -128,7 +127,7 @@ def blocks_of(model: nn.Module) -> list[Block]:
     Raises:
         PmvitError: If the model is not compressed, or by a method without a plan.
     """
-    plan = planned(model).plan
+    plan = planned(model)
     adapter = adapter_for(model)
     made = []
     for number, (name, layout) in enumerate(zip(adapter.block_names(model), adapter.layouts(model), strict=True)):
@@ -149,21 +148,21 @@ def _entries(matrix: Tensor, groups: Tensor) -> tuple[float, ...]:
     return tuple(entries.masked_fill(groups == PRUNED, 0.0).tolist())
 
 
-def planned(model: nn.Module) -> Compression:
-    """What was done to a model that a plan compressed.
+def planned(model: nn.Module) -> Plan:
+    """The plan that compressed a model.
 
     Raises:
         PmvitError: If none did.
     """
-    if (method := method_of(model)) is not None:
-        raise PmvitError(
-            f"expected a model that a plan compressed, got one with {method.name}: it chooses tokens anew for every "
-            "image, so there is no plan to draw"
-        )
-    compression = compression_of(model)
+    compression, plan = compression_of(model), plan_of(model)
     if compression is None:
         raise PmvitError("expected a compressed model, got one that is not: compress it first")
-    return compression
+    if plan is None:
+        raise PmvitError(
+            f"expected a model that a plan compressed, got one with {compression.what.title}: it chooses tokens anew "
+            "for every image, so there is no plan to draw"
+        )
+    return plan
 
 
 def check_scores(scores: Scores, grids: list[tuple[int, int]]) -> None:

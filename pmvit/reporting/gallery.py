@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pmvit.data.demo import demo_images, demo_loader
+from pmvit.data.demo import DEMO, demo_images, demo_loader
 from pmvit.data.segmentation import has_masks, open_pairs
 from pmvit.data.sources import BROKEN_IMAGE, FolderSource, Sample, choose_samples, open_source
 from pmvit.hosts import adapter_for
@@ -16,8 +16,6 @@ from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.loading import num_classes_of, open_loader
 from pmvit.reporting.seen import Sight, data_uri, likeliest
-
-DEMO = "demo"  # names the images that come with the package
 
 
 class _Shown(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pmvit.compression import decompress, is_compressed
+from pmvit.compression import compression_of, decompress
 from pmvit.data.loaders import Broken
 from pmvit.data.masks import Mask
 from pmvit.data.segmentation import Split, has_masks, open_pairs
@@ -58,8 +58,9 @@ def segment(
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not")
     if images < 1:
         raise PmvitError(f"images: expected 1 or more, got {images}")
-    titles = ("original", "compressed" if is_compressed(model) else "model")
-    if original is None and is_compressed(model):
+    is_compressed = compression_of(model) is not None
+    titles = ("original", "compressed" if is_compressed else "model")
+    if original is None and is_compressed:
         original = decompress(copy.deepcopy(model))
         titles = ("original (same weights)", "compressed")
     models = [model] if original is None else [original, model]

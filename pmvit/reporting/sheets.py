@@ -54,7 +54,7 @@ class Photo(NamedTuple):
 
 def about(model: nn.Module) -> str:
     """A line that says which model it is and what was done to it."""
-    plan = planned(model).plan
+    plan = planned(model)
     grids = ", ".join(f"{rows} x {columns}" for rows, columns in dict.fromkeys(plan.grids))
     return (
         f"{type(model).__name__}, {plan.depth} blocks of {grids} patches; {plan.keep:.0%} of the patch tokens kept, "

@@ -120,7 +120,7 @@ class _Drawing:
     ) -> None:
         adapter = adapter_for(model)
         self.model, self.blocks = model, blocks
-        self.plan = planned(model).plan
+        self.plan = planned(model)
         self.same_weights, self.title = original is None, about(model)
         self._original = original
         self.config = adapter.data_config(model)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pmvit.compression import decompress, is_compressed
+from pmvit.compression import compression_of, decompress
 from pmvit.data.batches import first_images
 from pmvit.errors import PmvitError
 from pmvit.hosts.modes import check_trainable
@@ -64,7 +64,7 @@ def calibrate(
         StoppedError: After SIGINT or SIGTERM, once a checkpoint is written.
         PmvitError: If the model is not compressed, or something does not fit.
     """
-    if not is_compressed(model):
+    if compression_of(model) is None:
         raise PmvitError("expected a compressed model to calibrate; this one is not, and has nothing to come back to")
     check_trainable(model)
     teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))

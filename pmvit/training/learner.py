@@ -23,12 +23,12 @@ from pmvit.hosts import adapter_for
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import as_module, gives_logits, logits_of
 from pmvit.loading import num_classes_of
-from pmvit.methods.base import Step, extra_loss
 from pmvit.saving import load_tensors
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.loss import finetune_loss, tapped_tokens
 from pmvit.training.matrices import parameter_groups, set_learnable
+from pmvit.wrapping import TrainingPass, extra_loss
 
 
 class Gradient(NamedTuple):
@@ -165,7 +165,7 @@ class Learner:
         losses = finetune_loss(
             self.config, logits, labels, taught, self._tokens, targets, has_classes=self._has_classes
         )
-        extra = extra_loss(self.model, _step(images, logits, labels, taught))
+        extra = extra_loss(self.model, _last_pass(images, logits, labels, taught))
         return losses if extra is None else {**losses, "loss": losses["loss"] + extra, "method": extra}
 
     def _inputs(self, batch: TrainingBatch) -> tuple[Tensor, Tensor | None]:
@@ -230,12 +230,12 @@ class Learner:
         self.model.eval()
 
 
-def _step(images: Tensor, logits: Tensor, labels: Tensor | None, taught: Tensor | None) -> Step:
+def _last_pass(images: Tensor, logits: Tensor, labels: Tensor | None, taught: Tensor | None) -> TrainingPass:
     """What a method may learn from: labels say what is right, or the teacher where there are none."""
     wanted = taught if labels is None else labels
     if wanted is not None and wanted.is_floating_point():
         wanted = wanted.argmax(-1)
-    return Step(images, logits, logits.argmax(-1) if wanted is None else wanted)
+    return TrainingPass(images, logits, logits.argmax(-1) if wanted is None else wanted)
 
 
 def _optimizer(groups: list[dict[str, Any]], config: FinetuneConfig) -> torch.optim.Optimizer:

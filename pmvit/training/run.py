@@ -11,7 +11,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
 from pmvit._system import avoid_broken_amx, keep_freed_memory
-from pmvit.compression import decompress, is_compressed
+from pmvit.compression import compression_of, decompress
 from pmvit.data.batches import EveryNth
 from pmvit.data.segmentation import PairSource
 from pmvit.data.training import LoaderData, SourceData, TrainingData
@@ -20,7 +20,7 @@ from pmvit.errors import PmvitError
 from pmvit.hosts import adapter_for
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_images, open_loader
-from pmvit.saving import describe, load
+from pmvit.saving import check_savable, load
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.matrices import matrix_parameters
 from pmvit.training.record import RunRecord
@@ -80,10 +80,10 @@ def finetune(
         avoid_broken_amx()
     folder = Path(output) if output is not None else None
     if folder is not None:
-        describe(model)  # better found out now than after the last epoch that the model cannot be saved
+        check_savable(model)  # better found out now than after the last epoch that the model cannot be saved
     if not config.needs_teacher:
         teacher = None
-    elif teacher is None and is_compressed(model):
+    elif teacher is None and compression_of(model) is not None:
         teacher = decompress(copy.deepcopy(model))
     record = RunRecord.of(model, teacher, config, command or {})
     if folder is not None:

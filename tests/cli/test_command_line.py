@@ -15,7 +15,7 @@ import pmvit
 from pmvit import methods, prune_merge
 from pmvit.cli import app, completion
 from pmvit.data.demo import demo_model
-from pmvit.hosts import segmenter
+from pmvit.hosts.segmenter import model as segmenter
 from pmvit.measuring import merge_costs, scores
 from pmvit.planning.plan import Grouping, Method, Scope, Weights
 from pmvit.runtime.bench.variants import VARIANTS

@@ -81,7 +81,7 @@ def _moved_plan(model: nn.Module) -> Plan:
 @pytest.mark.parametrize("host", HOSTS)
 def test_the_order_of_the_groups_does_not_matter(host: str) -> None:
     model, small = compressed(host)
-    plan = small.compression.plan
+    plan = small.compression.what
     layers = {}
     for index, layer in plan.layers.items():
         order = torch.randperm(layer.num_kept, generator=torch.Generator().manual_seed(index))

@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 import pmvit
 from pmvit.cli import app
 from pmvit.hosts import adapter_for
-from pmvit.methods import compress as put_method
 from pmvit.planning import LayerPlan, Plan
 from pmvit.reporting.blocks import blocks_of, describe_blocks
 from pmvit.reporting.cam import agreement, explain
 from tests.data.test_segmentation_data import write_image
-from tests.helpers import compressed, small_plan, small_vit
+from tests.helpers import compressed, small_plan, small_vit, tome
 from tests.segmenters import small_segmenter
 from tests.swins import small_swin
 
@@ -196,7 +195,7 @@ def test_what_cannot_be_drawn_is_said_in_a_line(tmp_path: Path) -> None:
     other = pmvit.score(small_vit(img_size=64), [], scorer="random")
     wrong: list[tuple[nn.Module, dict[str, Any], str]] = [
         (small_vit(), {}, "expected a compressed model, got one that is not"),
-        (put_method(small_vit(), "tome", r=4), {}, "got one with tome: it chooses tokens anew for every image"),
+        (tome(small_vit(), 4), {}, "got one with ToMe: it chooses tokens anew for every image"),
         (small, {"what": ("cams",)}, "what: expected some of blocks, cam, maps; got 'cams'"),
         (small, {"formats": "pdf"}, "formats: expected one of png, svg, both; got 'pdf'"),
         (small, {"blocks": (3,)}, r"blocks: expected blocks of 0 \.\.\. 2, got 3"),

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pmvit.compression import compression_of
+from pmvit.compression import plan_of
 from pmvit.data.transforms import Preparation
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import sliding_logits
@@ -38,7 +38,7 @@ class Trial:
     def __init__(self, facts: Facts, names: str | Path | None = None) -> None:
         self.names = class_names(facts.model, names)
         self.models: dict[str, nn.Module] = {"original": facts.original, "compressed": facts.model}
-        if compression_of(facts.model) is not None:
+        if plan_of(facts.model) is not None:
             self.models["optimized"] = optimize_for_inference(facts.model)
         for model in self.models.values():
             model.eval().requires_grad_(False)

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.compression import compress, decompress, is_compressed
+from pmvit.compression import compress, compression_of, decompress
 from pmvit.errors import PmvitError
 from pmvit.hosts import Adapter, TokenLayout, adapter_for
 from pmvit.hosts.host import Target
 from pmvit.measuring.flops import flops
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
-from pmvit.methods import Tome, apply
+from pmvit.methods import Tome
 from pmvit.methods.budget import nearest
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
@@ -29,7 +29,7 @@ NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": Fals
 def original(model: nn.Module, target: Target) -> nn.Module:
     """The same weights, uncompressed: the model as its library has it."""
     model = copy.deepcopy(model)
-    return decompress(model) if is_compressed(model) else model
+    return decompress(model) if compression_of(model) is not None else model
 
 
 def original_optimized(model: nn.Module, target: Target) -> nn.Module:
@@ -223,7 +223,7 @@ class _TakenOut(nn.Module):
 def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
     """ToMe with the tokens a block that come nearest to the FLOPs of the compressed model."""
     whole = original(model, "eager")
-    return apply(whole, nearest(whole, Tome, flops(model).gflops)[0])
+    return compress(whole, nearest(whole, Tome, flops(model).gflops)[0])
 
 
 VARIANTS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {
