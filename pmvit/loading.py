@@ -14,6 +14,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from pmvit.data.batches import EveryNth
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.data.sources import Source, Stream, open_source
@@ -232,4 +233,28 @@ def open_loader(
         strict=strict,
         process=process,
         processes=processes,
+    )
+
+
+def open_validation(
+    model: nn.Module, data: Any, labels: bool, workers: int, process: tuple[int, int], first_label: int | None
+) -> Any:
+    """Batches for one of several processes to validate on, again and again: of a path, a loader, or `None` if `None`.
+
+    Images with masks come whole; of others, every process gets 64 at a time.
+    """
+    index, count = process
+    if data is None or not isinstance(data, (str, Path)):
+        return data if data is None or count == 1 else EveryNth(data, index, count)
+    return open_loader(
+        model,
+        data,
+        labels=labels,
+        whole=True,
+        split="val",
+        first_label=first_label,
+        batch_size=64 * count,
+        workers=workers,
+        process=index,
+        processes=count,
     )

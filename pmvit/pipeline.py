@@ -15,7 +15,7 @@ from pmvit.errors import PmvitError
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.files import check_fields, read_document, write_text
 from pmvit.fingerprint import fingerprint
-from pmvit.loading import open_loader
+from pmvit.loading import open_loader, open_validation
 from pmvit.measuring import MergeCosts, ScoreConfig, Scores, measure_merge_costs, score
 from pmvit.measuring.flops import flops
 from pmvit.planning import Plan, PlanConfig, choose_method, plan
@@ -84,18 +84,7 @@ def run(
     is_main = process[0] == 0
     evaluated = (folder / RESULTS_FILE).exists()
     if not evaluated:  # what there is to evaluate on is opened now: an error is better found before the work than after
-        validation = open_loader(
-            model,
-            val,
-            labels=tuning.labels,
-            whole=True,
-            split="val",
-            first_label=first_label,
-            batch_size=64 * process[1],
-            workers=tuning.workers,
-            process=process[0],
-            processes=process[1],
-        )
+        validation = open_validation(model, val, tuning.labels, tuning.workers, process, first_label)
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
     is_measured = choose_method(model, planning, scoring) == "measured"
     source = folder / (MERGE_COSTS_FILE if is_measured else SCORES_FILE)

@@ -57,7 +57,7 @@ def calibrate(
         output: A folder for the model and what it takes to resume.
         resume: Go on from the last checkpoint in `output`, if there is one.
         distill: Whether to go on after the biases.
-        epoch_images: Images an epoch at most.
+        epoch_images: Images per epoch at most.
         progress: Show a progress bar.
 
     Raises:

@@ -12,14 +12,13 @@ from torch import nn
 
 from pmvit._system import avoid_broken_amx, keep_freed_memory
 from pmvit.compression import compression_of, decompress
-from pmvit.data.batches import EveryNth
 from pmvit.data.segmentation import PairSource
 from pmvit.data.training import LoaderData, SourceData, TrainingData
 from pmvit.data.transforms import PairAugmentation, Preparation, color_mode, training_transform
 from pmvit.errors import PmvitError
 from pmvit.hosts import adapter_for
 from pmvit.hosts.modes import check_trainable
-from pmvit.loading import open_images, open_loader
+from pmvit.loading import open_images, open_validation
 from pmvit.saving import check_savable, load
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.matrices import matrix_parameters
@@ -95,7 +94,7 @@ def finetune(
         keep_freed_memory()
     process = (accelerator.process_index, accelerator.num_processes)
     data = training_data(model, train, config, process, epoch_images, first_label)
-    validation = _validation_data(model, val, config, process, first_label)
+    validation = open_validation(model, val, config.labels, config.workers, process, first_label)
     return Trainer(model, teacher, data, config, accelerator, record, folder).run(validation, progress)
 
 
@@ -166,26 +165,4 @@ def training_data(
         seed=config.seed,
         process=process,
         epoch_images=epoch_images,
-    )
-
-
-def _validation_data(
-    model: nn.Module, val: Any, config: FinetuneConfig, process: tuple[int, int], first_label: int | None
-) -> Any:
-    """Batches of this process to validate on: an iterable that can be gone over again and again."""
-    if val is None:
-        return None
-    if not isinstance(val, (str, Path)):
-        return val if process[1] == 1 else EveryNth(val, *process)
-    return open_loader(
-        model,
-        val,
-        labels=config.labels,
-        whole=True,
-        split="val",
-        first_label=first_label,
-        batch_size=64 * process[1],
-        workers=config.workers,
-        process=process[0],
-        processes=process[1],
     )
