@@ -25,7 +25,7 @@ import pmvit
 from pmvit._system import keep_freed_memory
 from pmvit.data.training import TrainingBatch, TrainingData
 from pmvit.data.transforms import BatchTransform
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 from pmvit.runtime.bench.timing import bootstrap
 from pmvit.training import FinetuneConfig
@@ -69,7 +69,7 @@ class HeldUp:
         self.data = data
         self.bare = bare
         self.steps = steps
-        self.finish = BatchTransform(adapter_for(bare.model).data_config(bare.model), 0.0, torch.device("cpu"))
+        self.finish = BatchTransform(host_of(bare.model).data_config(), 0.0, torch.device("cpu"))
         self.name, self.broken = data.name, data.broken
         self.times: dict[str, list[float]] = {"loop": [], "bare": []}
 

@@ -19,7 +19,7 @@ import pmvit
 from pmvit.data.loaders import create_loader
 from pmvit.data.sources import open_source
 from pmvit.files import write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
@@ -39,7 +39,7 @@ validation images.
 
 
 def batches(model: nn.Module, split: str, count: int) -> Iterator[Tensor]:
-    config = adapter_for(model).data_config(model)
+    config = host_of(model).data_config()
     loader = create_loader(open_source(DATA / "imagenet" / split), config, batch_size=BATCH, workers=0, shuffle=True)
     return (images for images, _ in islice(loader, count))
 

@@ -24,7 +24,7 @@ from experiments.common import read_rows, table
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
 from pmvit.files import write_atomically, write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 from pmvit.training.metrics import read_metrics
 
@@ -54,7 +54,7 @@ def folder_of(name: str, keep: float) -> Path:
 
 
 def test_loader(model: nn.Module) -> ImageLoader:
-    return create_loader(open_source(TEST, 37), adapter_for(model).data_config(model), batch_size=50, workers=1)
+    return create_loader(open_source(TEST, 37), host_of(model).data_config(), batch_size=50, workers=1)
 
 
 def original() -> nn.Module:
@@ -69,7 +69,7 @@ def original() -> nn.Module:
 def scores_of(model: nn.Module) -> pmvit.Scores:
     path = RUNS / "scores.json"
     if not path.exists():
-        config = adapter_for(model).data_config(model)
+        config = host_of(model).data_config()
         loader = create_loader(open_source(TRAIN, 37), config, batch_size=32, workers=1, shuffle=True)
         pmvit.score(model, loader).save(path)
     return pmvit.Scores.load(path)

@@ -23,7 +23,7 @@ from experiments.common import Row, Rows, page, table
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
 from pmvit.files import write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 from pmvit.planning import PAPER
 
@@ -55,7 +55,7 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]
 
 
 def loader(model: nn.Module, half: str, **options: Any) -> ImageLoader:
-    config = adapter_for(model).data_config(model)
+    config = host_of(model).data_config()
     return create_loader(open_source(DATA / "imagenet" / half, 1000), config, batch_size=BATCH_SIZE, **options)
 
 

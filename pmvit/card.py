@@ -1,28 +1,26 @@
 """The model card: `README.md` beside a saved model, in the form of the Hugging Face hub."""
 
 import json
-import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from pmvit.commands import versions
 from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
 from pmvit.planning import Plan
 from pmvit.wrapping import Compression, Recipe
 
 CARD_FILE = "README.md"
 MARK = "<!-- Written by pmvit when it saves the model; without this line the text stays as it is. -->"
-LIBRARIES = ("torch", "timm", "transformers", "torchvision", "segmentation_models_pytorch")
 MEASURES = {
     "top1": ("top-1", "{:.2%}"),
     "top5": ("top-5", "{:.2%}"),
@@ -90,10 +88,10 @@ def _header(model: nn.Module, what: Recipe | None, details: CardDetails) -> str:
 
 
 def _task(model: nn.Module) -> str:
-    adapter = adapter_for(model)
-    if adapter.pixel_classes(model) is not None:
+    host = host_of(model)
+    if host.outputs().pixel_classes is not None:
         return "image-segmentation"
-    return "image-feature-extraction" if adapter.num_classes(model) is None else "image-classification"
+    return "image-feature-extraction" if host.outputs().num_classes is None else "image-classification"
 
 
 def _summary(model: nn.Module, config: Mapping[str, Any], what: Recipe | None, costs: tuple[Flops, Flops]) -> list[str]:
@@ -136,11 +134,11 @@ def _blocks(plan: Plan) -> str:
 
 
 def _use(model: nn.Module) -> list[str]:
-    adapter = adapter_for(model)
-    shape = " x ".join(map(str, adapter.input_size(model)))
+    host = host_of(model)
+    shape = " x ".join(map(str, host.input_size()))
     said = f"It takes images of {shape}."
-    with suppress(PmvitError):  # an adapter need not know how images are prepared
-        config = adapter.data_config(model)
+    with suppress(PmvitError):  # a host need not know how images are prepared
+        config = host.data_config()
         said = f"It takes images of {shape}, normalised with mean {config.get('mean')} and std {config.get('std')}."
     code = "import pmvit\n\nmodel = pmvit.load('folder')  # of these files, downloaded; no network, nothing unpickled"
     return ["## Use", fenced(code, "python"), escaped(said)]
@@ -158,16 +156,9 @@ def _making(config: Mapping[str, Any], compression: Compression | None, details:
         parts.append(fenced(details.command, "sh"))
     if settings:
         parts.append(fenced(json.dumps(settings, indent=1, default=str), "json"))
-    parts.append(f"Made with pmvit {config['pmvit']}, Python {platform.python_version()}, {', '.join(_versions())}.")
+    used = {**versions(), "pmvit": config["pmvit"]}
+    parts.append(f"Made with {', '.join(f'{name} {number}' for name, number in used.items())}.")
     return [*parts, f"SHA-256 of the tensors: `{config['sha256']['model.safetensors']}`"]
-
-
-def _versions() -> list[str]:
-    found = []
-    for library in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            found.append(f"{library} {version(library)}")
-    return found
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

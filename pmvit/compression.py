@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
-from pmvit.hosts import Adapter, HostChange, adapter_for
+from pmvit.hosts import Host, HostChange, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.merged_mlp import MergedNorm, SpreadMlp, mlp_matrices
 from pmvit.planning import LayerPlan, Plan
@@ -67,9 +67,9 @@ def wrap_blocks(what: Any, model: nn.Module, learn: Learn) -> list[HostChange]:
 
 @wrap_blocks.register
 def _(plan: Plan, model: nn.Module, learn: Learn) -> list[HostChange]:
-    adapter = adapter_for(model)
-    layouts = adapter.layouts(model)
-    names = adapter.block_names(model)
+    host = host_of(model)
+    layouts = host.layouts()
+    names = host.block_names()
     if plan.grid != layouts[0].grid:
         raise PmvitError(
             f"expected a plan for {_grid(layouts[0].grid)} tokens, got one for {_grid(plan.grid)}: "
@@ -83,17 +83,17 @@ def _(plan: Plan, model: nn.Module, learn: Learn) -> list[HostChange]:
                 f"block {index}: expected a plan for {_grid(layout.grid)} tokens, got one for "
                 f"{_grid(plan.grids[index])}: is it for another model?"
             )
-    if plan.attention_bias and not adapter.takes_attention_bias:
+    if plan.attention_bias and not host.takes_attention_bias:
         raise PmvitError(
-            f"the adapter for {adapter.family} says of no argument that takes an attention bias: "
+            f"the host {host.key} says of no argument that takes an attention bias: "
             "make the plan with attention_bias=False"
         )
-    changes: list[HostChange] = adapter.prepare(model)
+    changes: list[HostChange] = host.prepare()
     for index, layer in sorted(plan.layers.items()):
         block = model.get_submodule(names[index])
         parameter = next(block.parameters())
         if layer.mlp is not None:
-            changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index].num_prefix, learn, adapter)
+            changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index].num_prefix, learn, host)
         if layer.is_identity:
             continue
         groups, centres, weights = layer.tensors()
@@ -106,22 +106,22 @@ def _(plan: Plan, model: nn.Module, learn: Learn) -> list[HostChange]:
             reconstruct=plan.reconstruct,
             learn=learn,
             attention_bias=plan.attention_bias,
-            narrow_arguments=adapter.narrow_arguments,
+            arguments_at_centres=host.arguments_at_centres,
             device=parameter.device,
             dtype=parameter.dtype,
         )
         wrapper.train(block.training)
-        changes += adapter.fit(wrapper, layouts[index])
-        adapter.stand_in(wrapper, block)
+        changes += host.fit(wrapper, layouts[index])
+        host.answer_like(wrapper, block)
         model.set_submodule(names[index], wrapper)
     return changes
 
 
 def _merge_before_mlp(
-    block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, adapter: Adapter
+    block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, host: Host
 ) -> list[HostChange]:
     """Give the MLP of a block groups of its own; return what was changed."""
-    parts = adapter.mlp_parts(block)
+    parts = host.part_names(block).mlp
     if parts is None:
         raise PmvitError(
             f"the plan has groups for MLPs alone, and that of a {type(block).__name__} cannot be told apart: "

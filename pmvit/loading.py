@@ -19,7 +19,7 @@ from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.data.sources import Source, Stream, open_source
 from pmvit.errors import PmvitError
-from pmvit.hosts import TimmFeatures, adapter_for, find_adapter, smp
+from pmvit.hosts import TimmFeatures, find_host, host_of, smp
 from pmvit.hosts.hf import loading as hf_loading
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
@@ -126,7 +126,7 @@ def _timm_model(name: str, tensors: Tensors | None, where: str, arguments: dict[
         model: nn.Module = timm.create_model(name, pretrained=tensors is None, **arguments)
     if tensors is None:
         return model.eval()
-    if isinstance(find_adapter(model), TimmFeatures):
+    if isinstance(find_host(model), TimmFeatures):
         tensors = timm_features.select_weights(model, tensors)
     elif classes is not None and arguments["num_classes"] != classes:
         head = {key: value for key, value in model.state_dict().items() if key.startswith("head.")}
@@ -173,8 +173,8 @@ def _segmenter(name: str, tensors: Tensors | None, where: str, arguments: dict[s
 
 def num_classes_of(model: nn.Module) -> int | None:
     """How many classes a model tells apart; `None` if it is no classifier."""
-    adapter = find_adapter(model)
-    return getattr(model, "num_classes", None) or None if adapter is None else adapter.num_classes(model)
+    host = find_host(model)
+    return getattr(model, "num_classes", None) or None if host is None else host.outputs().num_classes
 
 
 def open_images(
@@ -194,7 +194,7 @@ def open_images(
         split: What images with masks are for, where `data` does not say.
         first_label: The number of the first class in plain masks.
     """
-    classes = adapter_for(model).pixel_classes(model)
+    classes = host_of(model).outputs().pixel_classes
     if classes is not None and (labels or has_masks(data)):
         return open_pairs(data, classes, split, first_label)
     if first_label is not None:
@@ -224,7 +224,7 @@ def open_loader(
     """
     return create_loader(
         open_images(model, data, labels=labels, split=split, first_label=first_label),
-        adapter_for(model).data_config(model),
+        host_of(model).data_config(),
         whole=whole,
         batch_size=batch_size,
         workers=workers,

@@ -253,8 +253,8 @@ class PruneMerge(TokenMatrices, WrappedBlock):
         centres: The patch token that stands for each group where the host needs a position.
         weights: The weight of each patch token in its group; those of pruned tokens are not read.
         attention_bias: Add the logarithm of each group's size to its attention scores.
-        narrow_arguments: Reduces the other arguments of a block call (rotary embedding, masks) to the groups. It gets
-            this module and the call's keyword arguments and returns the keyword arguments for the block.
+        arguments_at_centres: Reduces the other arguments of a block call (rotary embedding, masks) to the group
+            centres. It gets this module and the call's keyword arguments and returns those for the block.
         options: `num_prefix`, `reconstruct`, `learn`, `device` and `dtype` of `TokenMatrices`; the block stays where it
             is and keeps its type.
     """
@@ -272,12 +272,12 @@ class PruneMerge(TokenMatrices, WrappedBlock):
         weights: Tensor,
         *,
         attention_bias: bool = False,
-        narrow_arguments: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
+        arguments_at_centres: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(groups, weights, **options)
         self.block = block
-        self.narrow_arguments = narrow_arguments
+        self.arguments_at_centres = arguments_at_centres
         named = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = inspect.signature(block.forward).parameters.values()
         self.argument_names = tuple(p.name for p in parameters if p.kind is named)[1:]  # after the tokens
@@ -314,7 +314,7 @@ class PruneMerge(TokenMatrices, WrappedBlock):
                 f"expected at most {len(self.argument_names)} arguments after the tokens, got {len(positional)}"
             )
         arguments = {**dict(zip(self.argument_names, positional, strict=False)), **arguments}
-        return arguments if self.narrow_arguments is None else self.narrow_arguments(self, arguments)
+        return arguments if self.arguments_at_centres is None else self.arguments_at_centres(self, arguments)
 
     def _leave(self, tokens: Tensor, merged: Tensor, output: Tensor) -> Tensor:
         if self.reconstruct == "pinv":

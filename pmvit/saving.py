@@ -20,7 +20,7 @@ from pmvit.commands import read_commands
 from pmvit.compression import Original, compression_of, decompress, wrap
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, check_writable, parse_document, write_atomically, write_text
-from pmvit.hosts import Adapter, adapter_for, adapter_of_family
+from pmvit.hosts import OLD_FAMILIES, Host, host_class, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.flops import Flops, flops
@@ -28,18 +28,6 @@ from pmvit.measuring.flops import Flops, flops
 FORMAT, VERSION = "pmvit-model", 2
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 RECIPES = {"plan": "pmvit.planning:Plan.from_json", "method": "pmvit.methods:Method.from_json"}  # by kind
-FAMILIES = {
-    "timm-vit": "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, "
-    "ViT-RelPos)",
-    "timm-swin": "timm Swin (SwinTransformer, SwinTransformerV2)",
-    "timm-features": "timm feature extractor (features_only=True on a plain ViT)",
-    "hf-vit": "Hugging Face ViT (ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP, MAE, YOLOS and what is built on them)",
-    "hf-swin": "Hugging Face Swin (Swin, Swin v2)",
-    "torchvision-vit": "torchvision VisionTransformer",
-    "torchvision-swin": "torchvision Swin (swin_t, swin_s, swin_b, swin_v2_t, swin_v2_s, swin_v2_b)",
-    "segmenter": "Segmenter (linear or mask-transformer decoder on a timm VisionTransformer)",
-    "smp-dpt": "segmentation_models_pytorch DPT (on a timm plain ViT)",
-}
 
 
 def save(
@@ -132,11 +120,10 @@ def check_savable(model: nn.Module, arguments: dict[str, Any] | None = None) -> 
     after = flops(plain.float())
     if compression_of(plain) is not None:
         decompress(plain)
-    adapter = adapter_for(plain)
-    description = adapter.describe(plain, arguments)
-    _check_description(adapter, plain, description)
-    key = next((key for key, family in FAMILIES.items() if family == adapter.family), adapter.family)
-    _described[model] = Described(structure, arguments or {}, key, description, (flops(plain), after))
+    host = host_of(plain)
+    description = host.describe(arguments)
+    _check_description(host, plain, description)
+    _described[model] = Described(structure, arguments or {}, host.key, description, (flops(plain), after))
     return _described[model]
 
 
@@ -147,11 +134,11 @@ def check_output(path: Path) -> None:
     check_writable(path if path.suffix == ".safetensors" else path / MODEL_FILE)
 
 
-def _check_description(adapter: Adapter, original: nn.Module, description: dict[str, Any]) -> None:
+def _check_description(host: Host, original: nn.Module, description: dict[str, Any]) -> None:
     """Build the model from its description and see that it gives the same output."""
-    rebuilt = adapter.build(description)
+    rebuilt = host.build(description)
     rebuilt.load_state_dict(original.state_dict())
-    image = torch.randn(1, *adapter.input_size(original), generator=torch.Generator().manual_seed(0))
+    image = torch.randn(1, *host.input_size(), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected, got = (predict(model.float().eval(), image) for model in (original, rebuilt))
     if not torch.allclose(got, expected, rtol=1e-4, atol=1e-4):
@@ -195,8 +182,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
             )
     if config["version"] == 1:
         config = _upgraded(config, documents, path)
-    adapter = adapter_of_family(FAMILIES.get(config["host"], config["host"]))
-    model = adapter.build(config["model"]).to(getattr(torch, config["dtype"]))
+    model = host_class(config["host"]).build(config["model"]).to(getattr(torch, config["dtype"]))
     if (record := config["compression"]) is not None:
         kind = record["kind"]
         if kind not in RECIPES:
@@ -222,7 +208,7 @@ def _upgraded(config: dict[str, Any], documents: dict[str, str], path: Path) -> 
         saved = [path / "compressed", *map(Path, filter(None, [(tuning.get("command") or {}).get("model")]))]
     elif any("calibrate" in command["command"] for command in read_commands(path)):
         saved = []
-    host = next((key for key, family in FAMILIES.items() if family == config["family"]), config["family"])
+    host = OLD_FAMILIES.get(config["family"], config["family"])
     original = Original(None, saved=tuple(str(one.absolute()) for one in saved))
     record = {"kind": kind, "learn": config["learn"] or "group", "original": asdict(original)}
     return {**config, "host": host, "compression": None if kind is None else record}

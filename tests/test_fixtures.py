@@ -17,7 +17,7 @@ from pmvit import methods
 from pmvit.commands import read_commands
 from pmvit.compression import plan_of
 from pmvit.fingerprint import fingerprint
-from pmvit.hosts import adapter_of_family, supported_families
+from pmvit.hosts import OLD_FAMILIES, host_class
 from tests.fixture_parts import (
     COMMAND,
     FINETUNE,
@@ -92,13 +92,12 @@ def test_loaded_models_are_saved_again(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_families_keep_their_names(name: str) -> None:
+def test_hosts_are_found_by_their_old_names(name: str) -> None:
     path = FIXTURES / name
     text = metadata_of(path)["config.json"] if path.is_file() else (path / "config.json").read_text(encoding="utf-8")
     family = json.loads(text)["family"]
     assert family == MODELS[name]["family"]
-    assert family in supported_families()
-    assert adapter_of_family(family).family == family
+    assert host_class(OLD_FAMILIES[family]).matches(saved(name))
 
 
 def test_the_fixtures_hold_what_they_are_for() -> None:

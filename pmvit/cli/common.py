@@ -78,11 +78,11 @@ def meter(model: "nn.Module") -> "Callable[[Plan], float]":
     """Measures on random images of the model's size; nothing is measured before a plan has to be."""
     import torch
 
-    from pmvit.hosts import adapter_for
+    from pmvit.hosts import host_of
     from pmvit.runtime.bench.timing import speedup_meter
 
     device = next(model.parameters()).device
-    return speedup_meter(model, torch.randn(16, *adapter_for(model).input_size(model), device=device))
+    return speedup_meter(model, torch.randn(16, *host_of(model).input_size(), device=device))
 
 
 def settle_method(options: dict[str, Any], paper: bool) -> bool:

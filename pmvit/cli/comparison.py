@@ -93,13 +93,13 @@ def compare(
     """Put methods side by side at equal measured GFLOPs, untrained: accuracy, agreement, speed, export."""
     import pmvit
     from pmvit.data.segmentation import has_masks
-    from pmvit.hosts import adapter_for
+    from pmvit.hosts import host_of
     from pmvit.loading import open_loader
 
     network = open_model(model, weights, model_arg, data_arg, "cpu", given(options, SEGMENTER_OPTIONS))
     names = None if methods == "all" else names_in(methods)
     reading: dict[str, Any] = {"workers": workers, "shuffle": images is not None}
-    if adapter_for(network).pixel_classes(network) is None:
+    if host_of(network).outputs().pixel_classes is None:
         shown: Any = open_loader(network, data, batch_size=batch_size, **reading)
         number = None if images is None else -(-images // batch_size)
     else:

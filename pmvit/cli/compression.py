@@ -168,7 +168,7 @@ def compress(
     from pmvit.loading import open_loader
     from pmvit.methods import METHODS
     from pmvit.planning import choose_method
-    from pmvit.saving import check_output
+    from pmvit.saving import check_output, check_savable
 
     sources = [source for source in (data, scores, plan) if source is not None]
     paper = settle_method(options, paper)
@@ -198,6 +198,8 @@ def compress(
         pmvit.PlanConfig(**plan_options)  # a contradiction is better found before the scoring than after
     segmenter = given(options, SEGMENTER_OPTIONS)
     network = open_model(model, weights, model_arg, data_arg, here.device, segmenter)
+    arguments = pairs("--model-arg", model_arg)
+    check_savable(network, arguments)  # better found out now than after the images were measured
     if plan is not None:
         made = pmvit.Plan.load(plan)
     elif scores is not None:
@@ -220,7 +222,6 @@ def compress(
             return
         made = pmvit.plan(source, measure=meter(network), **plan_options)
     small = pmvit.compress(network, made, learn=cast("Learn", learn))
-    arguments = pairs("--model-arg", model_arg)
     record_source(small, **source_of(model, weights, model_arg, segmenter))
     pmvit.save(small, output, arguments=arguments, card=card_details(network, model, weights))
     remember_command(output, after=Path(model))

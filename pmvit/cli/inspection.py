@@ -66,12 +66,12 @@ def evaluate(
     import pmvit
     from pmvit.compression import compression_of
     from pmvit.data.segmentation import has_masks
-    from pmvit.hosts import adapter_for
+    from pmvit.hosts import host_of
     from pmvit.loading import open_loader
 
     network = pmvit.load(model, device=device)
     original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
-    if adapter_for(network).pixel_classes(network) is not None:
+    if host_of(network).outputs().pixel_classes is not None:
         reading: dict[str, Any] = {"workers": workers, "strict": strict, "split": "val", "first_label": first_label}
         masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **reading)
         found = pmvit.evaluate_segmentation(network, masks, reference=original, stride=stride, batch_size=batch_size)

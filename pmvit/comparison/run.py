@@ -15,7 +15,7 @@ from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import evaluate_all
 from pmvit.evaluation.segmentation import evaluate_segmentation
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring import MergeCosts, Scores
 from pmvit.methods import Method
@@ -99,7 +99,7 @@ def _evaluated(candidates: list[Candidate], data: Iterable[Any], progress: bool)
     if original is None:
         return candidates
     made = [model for _, model in candidates if model is not None]
-    if adapter_for(original).pixel_classes(original) is None:
+    if host_of(original).outputs().pixel_classes is None:
         found: list[Any] = list(evaluate_all(made, data, reference=original, progress=progress))
     else:
         found = [evaluate_segmentation(one, data, reference=original, progress=progress) for one in made]
@@ -109,7 +109,7 @@ def _evaluated(candidates: list[Candidate], data: Iterable[Any], progress: bool)
 
 def tried_export(model: nn.Module) -> dict[str, Any]:
     """Fields of a row: whether `torch.export` makes a graph of a model for any batch size, and if not, why."""
-    images = built_in_images(adapter_for(model).input_size(model), 2)
+    images = built_in_images(host_of(model).input_size(), 2)
     try:
         as_exported(as_module(copy.deepcopy(model).cpu().float().requires_grad_(False)), images, any_batch=True)
     except Exception as error:  # whatever the exporter stumbles over is the result

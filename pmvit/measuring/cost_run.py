@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.cost_recorder import EffectRecorder, Place
@@ -47,8 +47,8 @@ def measure_merge_costs(
     if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model to price; this one is compressed: price the original")
     check_trainable(model)
-    adapter = adapter_for(model)
-    layouts = adapter.layouts(model)
+    host = host_of(model)
+    layouts = host.layouts()
     if not can_measure_merges(model):
         raise PmvitError(
             f"expected attention over the whole of one grid to price merges; a {type(model).__name__} attends inside "
@@ -73,13 +73,13 @@ def measure_merge_costs(
         images=sum(map(len, batches)),
         model=fingerprint(model),
         data=str(getattr(loader, "name", type(loader).__name__)),
-        skip=adapter.default_skip(model),
+        skip=host.reading().default_skip,
     )
 
 
 def can_measure_merges(model: nn.Module) -> bool:
     """Whether merges of this model can be measured: all its blocks attend over the whole of one grid."""
-    layouts = adapter_for(model).layouts(model)
+    layouts = host_of(model).layouts()
     return all(layout.windows is None and layout == layouts[0] for layout in layouts)
 
 
@@ -107,19 +107,19 @@ def _effects(
     model: nn.Module, batches: list[Tensor], config: MergeCostConfig, progress: bool
 ) -> tuple[list[Place], list[Tensor]]:
     """Random combinations of the `E` of all images, for each block or half of one: (rows, patches, patches)."""
-    adapter = adapter_for(model)
-    layout = adapter.layout(model)
-    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
-    parts = [adapter.mlp_parts(block) if config.parts == "split" else None for block in blocks]
+    host = host_of(model)
+    layout = host.layout
+    blocks = [model.get_submodule(name) for name in host.block_names()]
+    parts = [host.part_names(block).mlp if config.parts == "split" else None for block in blocks]
     norms = [
         None if names is None else block.get_submodule(names[0]) for block, names in zip(blocks, parts, strict=True)
     ]
     generator = torch.Generator().manual_seed(config.seed)
-    is_logits = adapter.gives_logits(model)
+    is_logits = host.outputs().gives_logits
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
-        states.enter_context(adapter.for_scoring(model))
+        states.enter_context(host.observed())
         recorder = EffectRecorder(blocks, layout, norms)
         states.callback(recorder.remove_hooks)
         places = recorder.places()

@@ -47,7 +47,7 @@ class PlanConfig:
             before it; otherwise it has the same groups. Every change takes operations, and few large ones keep as much
             of the model as many small ones.
         skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
-            adapter names: none of a classifier, the first two of a feature extractor or DPT, the first two and the
+            host names: none of a classifier, the first two of a feature extractor or DPT, the first two and the
             last two of a Segmenter.
         method: `scored` for a plan from scores, `measured` for one from merge costs; if not given, from what there is.
 

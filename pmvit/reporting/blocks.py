@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
-from pmvit.hosts import TokenLayout, adapter_for
+from pmvit.hosts import TokenLayout, host_of
 from pmvit.measuring import Scores
 from pmvit.planning import LayerPlan, Plan
 from pmvit.planning.plan import State
@@ -77,15 +77,16 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[Bloc
     if scores is not None:
         check_scores(scores, [block.layout.grid for block in blocks])
     described: list[BlockDescription] = []
-    for number, name, (grid, prefix, windows), layer, _ in blocks:
+    for number, name, layout, layer, _ in blocks:
+        windows = layout.windows
         described.append(
             {
                 "block": number,
                 "name": name,
                 "compressed": layer.mlp is not None or not layer.is_identity,
-                "grid": list(grid),
+                "grid": list(layout.grid),
                 "windows": None if windows is None else {"size": list(windows.size), "shift": list(windows.shift)},
-                "prefix": prefix,
+                "prefix": layout.num_prefix,
                 "patches": layer.num_tokens,
                 "kept": layer.num_kept,
                 "kept_in_mlp": (layer.mlp or layer).num_kept,
@@ -128,9 +129,9 @@ def blocks_of(model: nn.Module) -> list[Block]:
         PmvitError: If the model is not compressed, or by a method without a plan.
     """
     plan = planned(model)
-    adapter = adapter_for(model)
+    host = host_of(model)
     made = []
-    for number, (name, layout) in enumerate(zip(adapter.block_names(model), adapter.layouts(model), strict=True)):
+    for number, (name, layout) in enumerate(zip(host.block_names(), host.layouts(), strict=True)):
         layer = plan.layers.get(number, LayerPlan.keep_all(plan.num_patches(number)))
         returns = (1.0,) * layer.num_tokens
         wrapper = model.get_submodule(name)

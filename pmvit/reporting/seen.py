@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pmvit.data import demo
 from pmvit.data.transforms import Preparation, color_mode, evaluation_transform
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import num_classes_of
 from pmvit.reporting.segmentation import read_names
 
@@ -30,10 +30,10 @@ class Sight:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        config = adapter_for(model).data_config(model)
+        config = host_of(model).data_config()
         self.mode = color_mode(config)
         self._mean, self._std = (torch.tensor(config[name]).view(-1, 1, 1) for name in ("mean", "std"))
-        self._pixels = Preparation.of(config) if adapter_for(model).pixel_classes(model) is not None else None
+        self._pixels = Preparation.of(config) if host_of(model).outputs().pixel_classes is not None else None
         self._transform = evaluation_transform(config)
 
     def prepare(self, picture: Image.Image) -> Tensor:
@@ -68,10 +68,10 @@ def data_uri(picture: Image.Image, side: int = LARGEST_SIDE) -> str:
 def is_demo(model: nn.Module) -> bool:
     """Whether a model is the demo's ViT, compressed or not."""
     size, patches = (1, demo.ARGUMENTS["img_size"], demo.ARGUMENTS["img_size"]), demo.ARGUMENTS["patch_size"]
-    adapter = adapter_for(model)
+    host = host_of(model)
     grid = (size[1] // patches, size[2] // patches)
-    same = adapter.input_size(model) == size and adapter.layout(model).grid == grid
-    return same and len(adapter.block_names(model)) == demo.ARGUMENTS["depth"] and num_classes_of(model) == 10
+    same = host.input_size() == size and host.layout.grid == grid
+    return same and len(host.block_names()) == demo.ARGUMENTS["depth"] and num_classes_of(model) == 10
 
 
 def class_names(model: nn.Module, names: str | Path | None = None) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def class_names(model: nn.Module, names: str | Path | None = None) -> tuple[str,
     Raises:
         PmvitError: If the file does not have one name for each class.
     """
-    classes = adapter_for(model).pixel_classes(model) or num_classes_of(model) or 0
+    classes = host_of(model).outputs().pixel_classes or num_classes_of(model) or 0
     if names is not None:
         return read_names(Path(names), classes)
     known = getattr(getattr(model, "config", None), "id2label", None)

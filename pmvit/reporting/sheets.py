@@ -167,7 +167,7 @@ def _score_tile(values: Sequence[float], block: Block) -> Tile:
 
 
 def _group_tile(block: Block) -> Tile:
-    grid, _, windows = block.layout
+    grid, windows = block.layout.grid, block.layout.windows
     layers = [Layer(group_map(block.layer, grid))]
     if windows is not None:
         regions = windows.regions(grid).flatten()[windows.places(grid)]

@@ -4,7 +4,7 @@ import json
 
 from pmvit.commands import this_command
 from pmvit.compression import compression_of, plan_of
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.reporting.facts import SAME_WEIGHTS, Facts
 
 
@@ -20,9 +20,9 @@ def subtitle(facts: Facts) -> str:
 
 def what(facts: Facts) -> list[tuple[str, str]]:
     """What was compressed, and how, in short."""
-    adapter, (before, after) = adapter_for(facts.model), facts.costs
-    channels, height, width = adapter.input_size(facts.model)
-    layouts = adapter.layouts(facts.model)
+    host, (before, after) = host_of(facts.model), facts.costs
+    channels, height, width = host.input_size()
+    layouts = host.layouts()
     grids = ", ".join(f"{rows} × {columns}" for rows, columns in dict.fromkeys(layout.grid for layout in layouts))
     said = [
         ("Model", facts.config["model"]["architecture"]),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
 from pmvit.training.hooks import block_hooks, output_tokens
@@ -37,8 +37,8 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
         How many blocks were corrected; one without a bias that moves all tokens alike is left as it is.
     """
     means = _block_means(teacher, images)
-    adapter = adapter_for(model)
-    layouts, num_read = adapter.layouts(model), adapter.tokens_read(model)
+    host = host_of(model)
+    layouts, num_read = host.layouts(), host.reading().num_read
     corrected = 0
 
     def correct(number: int, block: nn.Module, arguments: Any, options: Any, output: Any) -> Any:

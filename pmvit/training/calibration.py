@@ -12,7 +12,7 @@ from pmvit.data.batches import first_images
 from pmvit.errors import PmvitError
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_loader
-from pmvit.saving import save
+from pmvit.saving import check_savable, save
 from pmvit.training.biases import correct_biases
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.record import has_begun
@@ -67,8 +67,10 @@ def calibrate(
     if compression_of(model) is None:
         raise PmvitError("expected a compressed model to calibrate; this one is not, and has nothing to come back to")
     check_trainable(model)
-    teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))
     folder = Path(output) if output is not None else None
+    if folder is not None:
+        check_savable(model)
+    teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))
     if not (resume and folder is not None and has_begun(folder)):
         loader = open_loader(model, data, labels=False, shuffle=True) if isinstance(data, (str, Path)) else data
         images = first_images(loader, BIAS_IMAGES).to(next(model.parameters()).device)

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 
 
 @contextmanager
 def block_hooks(model: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
     """Call `hook(number, block, arguments, options, output)` after each block; what it returns replaces the output."""
     with ExitStack() as hooks:
-        for number, name in enumerate(adapter_for(model).block_names(model)):
+        for number, name in enumerate(host_of(model).block_names()):
             block = model.get_submodule(name)
             hooks.enter_context(block.register_forward_hook(partial(hook, number), with_kwargs=True))
         yield

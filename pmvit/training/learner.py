@@ -19,7 +19,7 @@ from pmvit.data.seeding import seed_all, seed_for
 from pmvit.data.training import TrainingBatch
 from pmvit.data.transforms import BatchTransform
 from pmvit.errors import PmvitError
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import as_module, gives_logits, logits_of
 from pmvit.loading import num_classes_of
@@ -92,7 +92,7 @@ class Learner:
         self._forward = torch.compile(self._prepared) if config.compile else self._prepared
         asked = as_module(teacher) if teacher is not None else None
         self._ask: Any = torch.compile(asked) if config.compile and asked is not None else asked
-        data_config = adapter_for(model).data_config(model)
+        data_config = host_of(model).data_config()
         self._finish_images = BatchTransform(data_config, config.random_erasing, device)
 
     @property

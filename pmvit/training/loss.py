@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pmvit.data.batches import IGNORED, check_labels
 from pmvit.errors import PmvitError
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.training.config import FinetuneConfig
 from pmvit.training.hooks import block_hooks, output_tokens
 
@@ -105,7 +105,7 @@ def finetune_loss(
 @contextmanager
 def tapped_tokens(model: nn.Module, blocks: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
     """A dictionary that holds, after each forward pass, what the chosen blocks put out (all tokens, reconstructed)."""
-    depth = len(adapter_for(model).block_names(model))
+    depth = len(host_of(model).block_names())
     if unknown := [block for block in blocks if not -depth <= block < depth]:
         raise PmvitError(f"token_blocks: expected blocks of 0 ... {depth - 1}, got {unknown[0]}")
     names = [[block for block in blocks if block % depth == number] for number in range(depth)]

@@ -16,7 +16,7 @@ from pmvit.data.segmentation import PairSource
 from pmvit.data.training import LoaderData, SourceData, TrainingData
 from pmvit.data.transforms import PairAugmentation, Preparation, color_mode, training_transform
 from pmvit.errors import PmvitError
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_images, open_validation
 from pmvit.saving import check_savable, load
@@ -139,7 +139,7 @@ def training_data(
             f"expected a batch_size that {process[1]} processes with {config.accumulate} passes each can share; "
             f"got {config.batch_size}"
         )
-    data_config = adapter_for(model).data_config(model)
+    data_config = host_of(model).data_config()
     source = open_images(model, train, labels=config.labels, first_label=first_label)
     transform: Any
     if isinstance(source, PairSource):

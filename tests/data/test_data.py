@@ -12,7 +12,7 @@ from pmvit.data.batches import first_images
 from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
 from pmvit.data.loaders import create_loader
 from pmvit.data.sources import choose_samples, find_images, open_source
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 
 import timm  # isort: skip
 from timm.data import create_transform  # isort: skip
@@ -108,7 +108,7 @@ def test_shuffling_depends_on_the_seed_alone(tmp_path: Path) -> None:
 
 @pytest.mark.data
 def test_images_are_prepared_as_timm_prepares_them(deit_tiny: nn.Module, data: Path) -> None:
-    config = adapter_for(deit_tiny).data_config(deit_tiny)
+    config = host_of(deit_tiny).data_config()
     folder = data / "imagenet" / "val" / "000"
     batch = next(iter(create_loader(open_source(folder), config, workers=0)))
     transform = create_transform(**timm.data.resolve_model_data_config(deit_tiny), is_training=False)

@@ -117,7 +117,7 @@ def test_tome_models_are_saved(tmp_path: Path) -> None:
     for number, model in enumerate((tome(small_segmenter(), (4, 3, 3, 3, 3, 3), skip=(-1,)), tome(small_vit(), 4))):
         pmvit.save(model, tmp_path / str(number))
         loaded = pmvit.load(tmp_path / str(number))
-        images = torch.randn(2, *pmvit.hosts.adapter_for(model).input_size(model))
+        images = torch.randn(2, *pmvit.hosts.host_of(model).input_size())
         with torch.inference_mode():
             assert torch.equal(loaded(images), model(images))
         method = model.compression.what

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import pmvit
 from pmvit.cli import app
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.planning import LayerPlan, Plan
 from pmvit.reporting.blocks import blocks_of, describe_blocks
 from pmvit.reporting.cam import agreement, explain
@@ -57,7 +57,7 @@ MODELS: dict[str, Any] = {
 
 def wrapped(model: nn.Module) -> nn.Module:
     """The model with every block wrapped and every token alone, in the opposite order: it computes the same."""
-    grids = tuple(layout.grid for layout in adapter_for(model).layouts(model))
+    grids = tuple(layout.grid for layout in host_of(model).layouts())
     layers = {}
     for number, (rows, columns) in enumerate(grids):
         backwards = tuple(reversed(range(rows * columns)))
@@ -68,10 +68,10 @@ def wrapped(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("kind", MODELS)
 def test_both_models_look_at_the_same_places_if_nothing_is_merged(kind: str) -> None:
     model = MODELS[kind]()
-    image = torch.randn(adapter_for(model).input_size(model), generator=torch.Generator().manual_seed(0))
+    image = torch.randn(host_of(model).input_size(), generator=torch.Generator().manual_seed(0))
     first, second = explain(model, image), explain(wrapped(model), image)
     assert first.found == second.found == first.target
-    layouts = adapter_for(model).layouts(model)
+    layouts = host_of(model).layouts()
     read = [values is not None for values in first.maps]
     assert all(read[:-1])
     assert read[-1] == (kind not in ("timm ViT", "torchvision ViT", "Hugging Face ViT", "YOLOS"))  # the patches are

@@ -107,9 +107,9 @@ def test_output_is_what_compress_saves(pictures: Path, tmp_path: Path) -> None:
 def val_of(model: nn.Module, folder: Path) -> Any:
     from pmvit.data.loaders import create_loader
     from pmvit.data.sources import open_source
-    from pmvit.hosts import adapter_for
+    from pmvit.hosts import host_of
 
-    return create_loader(open_source(folder, 7), adapter_for(model).data_config(model), workers=0)
+    return create_loader(open_source(folder, 7), host_of(model).data_config(), workers=0)
 
 
 def test_an_uncompressed_model_is_tuned_without_a_teacher(small_batches: Batches) -> None:

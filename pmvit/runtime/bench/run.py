@@ -20,8 +20,7 @@ from pmvit._system import keep_freed_memory
 from pmvit.compression import compress, plan_of
 from pmvit.errors import PmvitError
 from pmvit.files import write_atomically, write_text
-from pmvit.hosts import adapter_for
-from pmvit.hosts.host import Target
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring.flops import flops
 from pmvit.methods import Evit, Tome
@@ -29,6 +28,7 @@ from pmvit.progress import track
 from pmvit.runtime.bench.memory import Place, peak_memory
 from pmvit.runtime.bench.timing import Ratio, interleave, speedup
 from pmvit.runtime.bench.variants import VARIANTS, original, variant, with_all_kept, with_operations_in_place
+from pmvit.runtime.blocks.build import Target
 from pmvit.runtime.export.quantize import QUANTIZERS
 from pmvit.runtime.export.run import built_in_images
 from pmvit.runtime.export.targets import RUNTIMES, Run, inferring, quietly, runtime_called
@@ -230,7 +230,7 @@ def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: in
     }
     with suppress(PmvitError):  # these are not for every host
         models["tome, matching but not merging"] = compress(whole, Tome(0, always_match=True))
-        patches = adapter_for(model).layouts(model)[0].num_patches
+        patches = host_of(model).layouts()[0].num_patches
         models["evit, fusing one token a stage"] = compress(whole, Evit(keep=1 - 1 / patches))
     makers: Makers = {name: partial(ready, model) for name, model in models.items()}
     return measure(placed, makers, ["eager"], [batch], rounds, threads, None, False, True)
@@ -255,7 +255,7 @@ def measure(
     """Measure what makers make; one of them is called `original`, and `model` says what images they take."""
     threads = threads or torch.get_num_threads()
     before = torch.get_num_threads()
-    size = adapter_for(model).input_size(model)
+    size = host_of(model).input_size()
     if images is not None and tuple(images.shape[1:]) != size:
         raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
     shown = images if images is not None else built_in_images(size, max(*batches, 32))

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from pmvit._system import avoid_broken_amx
 from pmvit.errors import PmvitError
-from pmvit.hosts.host import Target
 from pmvit.hosts.outputs import as_tensor
+from pmvit.runtime.blocks.build import Target
 
 Run = Callable[[Tensor], Tensor]
 OPSET = 20  # the first with Gelu, which runtimes then need not recognise in five operators
