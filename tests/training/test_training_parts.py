@@ -115,7 +115,7 @@ def test_a_token_alone_in_its_group_keeps_its_weight(small_batches: Batches) -> 
             ):
                 assert (weights[~is_shared] == 1).all()
             assert (module.merge_weights[module.merge_shared] != 1).all()
-            table = len((maps := maps_of(module)).merge) + len(maps.remainder)
+            table = len(maps_of(module).enter)
             assert table <= 37 + module.num_groups - int(
                 (~module.merge_shared).sum()
             )  # at most a row more a real group
