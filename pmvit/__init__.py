@@ -18,7 +18,7 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from pmvit.comparison import Comparison, compare
     from pmvit.compression import compress, decompress
-    from pmvit.evaluation import Evaluation, evaluate
+    from pmvit.evaluation.classification import Evaluation, evaluate
     from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation
     from pmvit.hosts.segmenter.model import Segmenter, create_segmenter
     from pmvit.measuring import MergeCostConfig, MergeCosts, ScoreConfig, Scores, measure_merge_costs, score
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from pmvit.pipeline import RunResults, run
     from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
     from pmvit.prune_merge import PruneMerge
-    from pmvit.reporting.page import report
-    from pmvit.reporting.segment import segment
-    from pmvit.reporting.segmentation import Segmentation
+    from pmvit.reporting.page.report import report
+    from pmvit.reporting.pictures.segment import segment
+    from pmvit.reporting.pictures.segmentation import Segmentation
+    from pmvit.reporting.pictures.tradeoff import draw_tradeoff
+    from pmvit.reporting.pictures.visualize import Visualized, visualize
     from pmvit.reporting.serve.server import serve
-    from pmvit.reporting.tradeoff import draw_tradeoff
-    from pmvit.reporting.visualize import Visualized, visualize
-    from pmvit.runtime.bench.run import Benchmark, benchmark, overhead
+    from pmvit.runtime.bench.run import benchmark, overhead
+    from pmvit.runtime.bench.table import Benchmark
     from pmvit.runtime.export.run import Exported, export
     from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
     from pmvit.saving import load, save
@@ -93,19 +94,20 @@ _HOMES = {
     "comparison": ("Comparison", "compare"),
     "compression": ("compress", "decompress"),
     "measuring.flops": ("Flops", "flops"),
-    "evaluation": ("Evaluation", "evaluate"),
+    "evaluation.classification": ("Evaluation", "evaluate"),
     "evaluation.segmentation": ("SegmentationEvaluation", "evaluate_segmentation"),
     "hosts.segmenter.model": ("Segmenter", "create_segmenter"),
     "pipeline": ("RunResults", "run"),
     "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
     "measuring": ("MergeCostConfig", "MergeCosts", "ScoreConfig", "Scores", "measure_merge_costs", "score"),
     "prune_merge": ("PruneMerge",),
-    "reporting.page": ("report",),
-    "reporting.segment": ("segment",),
-    "reporting.segmentation": ("Segmentation",),
-    "reporting.tradeoff": ("draw_tradeoff",),
-    "reporting.visualize": ("Visualized", "visualize"),
-    "runtime.bench.run": ("Benchmark", "benchmark", "overhead"),
+    "reporting.page.report": ("report",),
+    "reporting.pictures.segment": ("segment",),
+    "reporting.pictures.segmentation": ("Segmentation",),
+    "reporting.pictures.tradeoff": ("draw_tradeoff",),
+    "reporting.pictures.visualize": ("Visualized", "visualize"),
+    "runtime.bench.run": ("benchmark", "overhead"),
+    "runtime.bench.table": ("Benchmark",),
     "runtime.export.run": ("Exported", "export"),
     "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
     "saving": ("load", "save"),

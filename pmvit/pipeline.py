@@ -12,6 +12,7 @@ from pmvit._system import this_process, wait_for_all
 from pmvit.card import CardDetails, write_card
 from pmvit.compression import compress
 from pmvit.errors import PmvitError
+from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.files import check_fields, read_document, write_text
 from pmvit.fingerprint import fingerprint
@@ -84,9 +85,7 @@ def run(
     is_main = process[0] == 0
     evaluated = (folder / RESULTS_FILE).exists()
     if not evaluated:  # what there is to evaluate on is opened now: an error is better found before the work than after
-        validation = open_validation(
-            model, val, labels=tuning.labels, workers=tuning.workers, process=process, first_label=first_label
-        )
+        validation = open_validation(model, val, tuning.labels, tuning.workers, process, first_label)
         check_savable(model, arguments)
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
     is_measured = choose_method(model, planning, scoring) == "measured"
@@ -160,7 +159,7 @@ def _evaluate(
     models = {"original": model, "compressed": load(folder / COMPRESSED), "tuned": load(folder)}
     rows = {}
     for stage, candidate in models.items():
-        reference = None if stage == "original" and tuning.labels else model
+        reference = None if stage == "original" and tuning.labels else Reference(model, "original")
         result = validate(
             candidate.to(device),
             loader,

@@ -259,20 +259,24 @@ def run_merge_costs(
 
 def print_info(plan: "Plan", before: "Flops", after: "Flops") -> None:
     """What a plan does, and what it costs."""
+    from pmvit.evaluation.tables import format_number
     from pmvit.planning.drawing import table
 
     console.print(table(plan))
-    share = f"{after.module_macs / after.macs:.2%} of the total"
-    print_costs(before, after, ("merge + reconstruct", "-", f"{after.module_macs / 1e6:.2f} MFLOPs", share))
+    share = f"{format_number(after.module_macs / after.macs, '.2%')} of the total"
+    cost = f"{format_number(after.module_macs / 1e6, '.2f')} MFLOPs"
+    print_costs(before, after, ("merge + reconstruct", "-", cost, share))
 
 
 def print_costs(before: "Flops", after: "Flops", *rows: tuple[str, ...]) -> None:
     """GFLOPs and parameters of a model and of what was made of it, and more rows."""
-    ratio = f"{before.macs / after.macs:.2f}x fewer"
-    counts = (f"{count / 1e6:.3f} M" for count in (before.parameters, after.parameters))
+    from pmvit.evaluation.tables import format_number
+
+    ratio = f"{format_number(before.macs / after.macs, '.2f')}x fewer"
+    counts = (f"{format_number(cost.parameters / 1e6, '.3f')} M" for cost in (before, after))
     costs = [
-        ("GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", ratio),
-        ("parameters", *counts, f"{after.parameters / before.parameters - 1:+.2%}"),
+        ("GFLOPs (MACs)", *(format_number(cost.gflops, ".3f") for cost in (before, after)), ratio),
+        ("parameters", *counts, format_number(after.parameters / before.parameters - 1, "+.2%")),
     ]
     console.table(("", "original", "compressed", "ratio"), [*costs, *rows])
 

@@ -8,13 +8,16 @@ import typer
 
 from pmvit.cli.common import app, blocks_of, console, print_info, print_json
 from pmvit.cli.methods import print_method
-from pmvit.cli.options import AsJson, BatchSize, Data, Device, FirstLabel, Output, Saved, Workers
+from pmvit.cli.options import AsJson, BatchSize, Data, Device, FirstLabel, Original, Output, Saved, Workers
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
-    from pmvit.data.folder import FolderLoader
+    from pmvit.data.loaders import ImageLoader
     from pmvit.evaluation.segmentation import SegmentationEvaluation
     from pmvit.evaluation.validation import AnyEvaluation
+
+
+Rows = dict[str, tuple[float | None, str]]  # what was measured by its title, and how it is written
 
 
 @app.command()
@@ -58,72 +61,81 @@ def evaluate(
     strict: Annotated[bool, typer.Option("--strict", help="A broken image is an error.")] = False,
     stride: Annotated[int | None, typer.Option(min=1, help="With a segmenter: from one window to the next.")] = None,
     first_label: FirstLabel = None,
+    original: Original = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure accuracy, and agreement with the same weights uncompressed; mIoU of a segmenter."""
-    import copy
-
+    """Measure accuracy, and agreement with the original; mIoU of a segmenter."""
     import pmvit
     from pmvit.compression import compression_of
     from pmvit.data.segmentation import has_masks
+    from pmvit.evaluation.reference import reference_for
     from pmvit.hosts import host_of
     from pmvit.loading import open_loader
 
     network = pmvit.load(model, device=device)
-    original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
+    if compression_of(network) is None and original is not None:
+        raise PmvitError(f"--original is for compressed models; {model} is not compressed")
+    reference = reference_for(network, original) if compression_of(network) is not None else None
     if host_of(network).outputs().pixel_classes is not None:
         reading: dict[str, Any] = {"workers": workers, "strict": strict, "split": "val", "first_label": first_label}
         masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **reading)
-        found = pmvit.evaluate_segmentation(network, masks, reference=original, stride=stride, batch_size=batch_size)
+        found = pmvit.evaluate_segmentation(network, masks, reference=reference, stride=stride, batch_size=batch_size)
         _show_segmentation(found, masks, model, as_json)
         return
     if stride is not None or first_label is not None:
         raise PmvitError(f"stride and first_label are for models that label pixels; {model} does not")
     loader = open_loader(network, data, batch_size=batch_size, workers=workers, strict=strict)
-    result = pmvit.evaluate(network, loader, reference=original)
-    rows = {
-        "top-1": (result.top1, "{:.2%}"),
-        "  standard error": (result.top1_error, "{:.2%}"),
-        "top-5": (result.top5, "{:.2%}"),
-        "cross-entropy": (result.cross_entropy, "{:.4f}"),
-        "top-1 uncompressed": (result.reference_top1, "{:.2%}"),
-        "agreement with it": (result.agreement, "{:.2%}"),
-        "KL from it": (result.kl, "{:.4f}"),
-        "cosine to it": (result.cosine, "{:.4f}"),
+    result = pmvit.evaluate(network, loader, reference=reference)
+    own: Rows = {
+        "top-1": (result.top1, ".2%"),
+        "  standard error": (result.top1_error, ".2%"),
+        "top-5": (result.top5, ".2%"),
+        "cross-entropy": (result.cross_entropy, ".4f"),
     }
-    _show(result, rows, loader, model, as_json)
+    compared: Rows = {
+        "  its top-1": (result.reference_top1, ".2%"),
+        "  agreement": (result.agreement, ".2%"),
+        "  KL": (result.kl, ".4f"),
+        "  cosine": (result.cosine, ".4f"),
+    }
+    _show(result, own, compared, loader, model, as_json)
 
 
-def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader", model: Path, as_json: bool) -> None:
-    rows = {
-        "mIoU": (result.miou, "{:.2%}"),
-        "pixel accuracy": (result.pixel_accuracy, "{:.2%}"),
-        **{f"  IoU of class {i}": (value, "{:.2%}") for i, value in enumerate(result.class_iou or ())},
-        "mIoU uncompressed": (result.reference_miou, "{:.2%}"),
-        "pixel accuracy uncompressed": (result.reference_pixel_accuracy, "{:.2%}"),
-        "agreement with it": (result.agreement, "{:.2%}"),
-        "GFLOPs a window (MACs)": (result.gflops, "{:.3f}"),
-        "GFLOPs uncompressed": (result.reference_gflops, "{:.3f}"),
-        "windows an image": (result.windows, "{:.2f}"),
-        "images a second": (result.fps, "{:.1f}"),
-        "images a second uncompressed": (result.reference_fps, "{:.1f}"),
+def _show_segmentation(result: "SegmentationEvaluation", loader: "ImageLoader", model: Path, as_json: bool) -> None:
+    own: Rows = {
+        "mIoU": (result.miou, ".2%"),
+        "pixel accuracy": (result.pixel_accuracy, ".2%"),
+        **{f"  IoU of class {i}": (value, ".2%") for i, value in enumerate(result.class_iou or ())},
+        "GFLOPs a window (MACs)": (result.gflops, ".3f"),
+        "windows an image": (result.windows, ".2f"),
+        "images a second": (result.fps, ".1f"),
     }
-    _show(result, rows, loader, model, as_json)
+    compared: Rows = {
+        "  its mIoU": (result.reference_miou, ".2%"),
+        "  its pixel accuracy": (result.reference_pixel_accuracy, ".2%"),
+        "  agreement": (result.agreement, ".2%"),
+        "  its GFLOPs a window": (result.reference_gflops, ".3f"),
+        "  its images a second": (result.reference_fps, ".1f"),
+    }
+    _show(result, own, compared, loader, model, as_json)
 
 
 def _show(
-    result: "AnyEvaluation",
-    rows: dict[str, tuple[float | None, str]],
-    loader: "FolderLoader",
-    model: Path,
-    as_json: bool,
+    result: "AnyEvaluation", own: Rows, compared: Rows, loader: "ImageLoader", model: Path, as_json: bool
 ) -> None:
     """What was measured, as JSON or as a table of those rows that have a number; and what could not be read."""
+    from pmvit.evaluation.reference import TITLES
+    from pmvit.evaluation.tables import format_number
+
     if as_json:
         print_json({**asdict(result), "broken_files": loader.broken.files})
         return
-    cells = [(name, form.format(value)) for name, (value, form) in rows.items() if value is not None]
-    console.table((f"{result.images} images", str(model)), cells)
+    parts = [
+        [(name, format_number(value, form)) for name, (value, form) in rows.items() if value is not None]
+        for rows in (own, compared)
+    ]
+    title = [] if result.reference is None else [("compared with", TITLES[result.reference])]
+    console.table((f"{result.images} images", str(model)), [*parts[0], *title, *parts[1]])
     if loader.broken:
         console.print(loader.broken.summary(), style="yellow")
 

@@ -31,6 +31,10 @@ MODEL_HELP = (
 )
 ModelName = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=complete_model)]
 Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or a .safetensors file.")]
+Original = Annotated[
+    str | None,
+    typer.Option("--original", help="Where the original is, a path or a name; else it is found where it came from."),
+]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="Weights file; without it timm fetches its own.")]
 ModelArguments = Annotated[
     list[str] | None, typer.Option("--model-arg", help="More for timm.create_model, as name=value; may be repeated.")

@@ -6,12 +6,8 @@ from typing import Annotated
 import typer
 
 from pmvit.cli.common import app, console, print_json
-from pmvit.cli.options import DATA_HELP, MASKS_HELP, AsJson, Saved, Workers
+from pmvit.cli.options import DATA_HELP, MASKS_HELP, AsJson, Original, Saved, Workers
 
-Original = Annotated[
-    str | None,
-    typer.Option(help="A saved model to compare with; else the one this was made of, if it is there."),
-]
 Names = Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")]
 
 

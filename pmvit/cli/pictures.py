@@ -10,7 +10,7 @@ from pmvit.cli.options import DATA_HELP, AsJson, Data, Device, FirstLabel, Outpu
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
-    from pmvit.reporting.visualize import Formats, What
+    from pmvit.reporting.pictures.visualize import Formats, What
 
 
 @app.command()
@@ -52,8 +52,10 @@ def segment(
         ]
         print_json({"sheet": str(sheet), "images": rows, "broken_files": made.broken.files})
         return
+    from pmvit.evaluation.tables import format_number
+
     cells = [
-        (path.name, *("-" if value is None else f"{value:.1%}" for value in values))
+        (path.name, *(format_number(value, ".1%") for value in values))
         for path, values in zip(pictures, measures, strict=True)
     ]
     console.table(("picture", "agreement", "mIoU", "compressed"), cells)
