@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pmvit
-from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.data.loaders import ImageLoader, create_loader
+from pmvit.data.sources import open_source
 from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
@@ -49,13 +50,13 @@ def deit_tiny() -> nn.Module:
     )
 
 
-def real_images(model: nn.Module) -> FolderLoader | None:
+def real_images(model: nn.Module) -> ImageLoader | None:
     """Images to measure on, 32 a batch, if there are any."""
     folder = DATA / "imagenet" / "train"
     if not folder.is_dir():
         return None
     config = host_of(model).data_config()
-    return image_folder(folder, config, num_classes=1000, batch_size=32, shuffle=True)
+    return create_loader(open_source(folder, 1000), config, batch_size=32, shuffle=True)
 
 
 def scores_of(model: nn.Module) -> pmvit.Scores:

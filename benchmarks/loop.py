@@ -23,7 +23,8 @@ from torch import nn
 
 import pmvit
 from pmvit._system import keep_freed_memory
-from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
+from pmvit.data.training import TrainingBatch, TrainingData
+from pmvit.data.transforms import BatchTransform
 from pmvit.evaluation.bootstrap import bootstrap, mean
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
@@ -117,12 +118,9 @@ def measure(rounds: int) -> dict[str, Any]:
         data = training_data(small, images(Path(folder)), CONFIG, (0, 1), None)
         held_up = HeldUp(data, BareSteps(small, model), (rounds + 2) * STEPS)
         config = FinetuneConfig(**{**vars(CONFIG), "epochs": 1})
-        trainer = Trainer(small, model, held_up, config, Accelerator(cpu=True), Path(folder) / "run")
-        try:
-            trainer.start(RunRecord.of(small, model, config, {}))
-            trainer.run(None, progress=False)
-        finally:
-            trainer.close()
+        record = RunRecord.of(small, model, config, {})
+        trainer = Trainer(small, model, held_up, config, Accelerator(cpu=True), record, Path(folder) / "run")
+        trainer.run(None, progress=False)
     times = {what: seconds[2:] for what, seconds in held_up.times.items()}
     ratio = bootstrap(torch.tensor([times["loop"], times["bare"]]).T, ratio_of_sums)
     return {**ratio._asdict(), "times": times}

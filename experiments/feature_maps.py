@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.data.folder import image_folder
+from pmvit.data.loaders import create_loader
+from pmvit.data.sources import open_source
 from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
@@ -40,7 +41,7 @@ validation images.
 
 def batches(model: nn.Module, split: str, count: int) -> Iterator[Tensor]:
     config = host_of(model).data_config()
-    loader = image_folder(DATA / "imagenet" / split, config, batch_size=BATCH, workers=0, shuffle=True)
+    loader = create_loader(open_source(DATA / "imagenet" / split), config, batch_size=BATCH, workers=0, shuffle=True)
     return (images for images, _ in islice(loader, count))
 
 

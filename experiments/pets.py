@@ -21,7 +21,8 @@ from torch import nn
 
 import pmvit
 from experiments.common import percent, read_rows
-from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.data.loaders import ImageLoader, create_loader
+from pmvit.data.sources import open_source
 from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import host_of
@@ -53,8 +54,8 @@ def folder_of(name: str, keep: float) -> Path:
     return RUNS / f"{re.sub('[ =,]', '', name)}-{keep}"
 
 
-def test_loader(model: nn.Module) -> FolderLoader:
-    return image_folder(TEST, host_of(model).data_config(), num_classes=37, batch_size=50, workers=1)
+def test_loader(model: nn.Module) -> ImageLoader:
+    return create_loader(open_source(TEST, 37), host_of(model).data_config(), batch_size=50, workers=1)
 
 
 def original() -> nn.Module:
@@ -70,7 +71,7 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
     path = RUNS / "scores.json"
     if not path.exists():
         config = host_of(model).data_config()
-        loader = image_folder(TRAIN, config, num_classes=37, batch_size=32, workers=1, shuffle=True)
+        loader = create_loader(open_source(TRAIN, 37), config, batch_size=32, workers=1, shuffle=True)
         pmvit.score(model, loader).save(path)
     return pmvit.Scores.load(path)
 

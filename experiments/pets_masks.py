@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import pmvit
 from experiments.common import percent
-from pmvit.data.pixels import pixel_loader
+from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import PairSource, Split, open_pairs
 from pmvit.evaluation.bootstrap import bootstrap, mean, median
 from pmvit.evaluation.estimates import Estimate
@@ -115,7 +115,7 @@ def every(split: Split, step: int) -> PairSource:
 def compare_blocks(model: nn.Module) -> list[Row]:
     """Agreement with the original and mIoU on some training images, by which blocks are compressed, without tuning."""
     some = every("train", CHOICE_EVERY)
-    batches = list(pixel_loader(some, host_of(model).data_config(), batch_size=16, workers=0))
+    batches = list(create_loader(some, host_of(model).data_config(), batch_size=16, workers=0))
     rows = []
     for keep in KEEPS:
         gflops = pmvit.flops(compressed(model, Variant(ENDS_ALONE, keep))).gflops
@@ -140,7 +140,7 @@ def count(name: str, model: nn.Module) -> dict[str, Tensor]:
     """What is counted on each test image, (images, 3, classes), and the class of every pixel; kept in a file."""
     path = RUNS / "counts" / f"{name.replace(' ', '-')}.safetensors"
     if not path.exists():
-        loader = pixel_loader(every("val", TEST_EVERY), host_of(model).data_config(), whole=True, workers=1)
+        loader = create_loader(every("val", TEST_EVERY), host_of(model).data_config(), whole=True, workers=1)
         counts, classes = [], []
         with torch.inference_mode():
             for images, labels in track(loader, name, len(loader), show=True):

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import pmvit
 from experiments.common import Row, Rows, page, percent
-from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.data.loaders import ImageLoader, create_loader
+from pmvit.data.sources import open_source
 from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_text
 from pmvit.hosts import host_of
@@ -54,9 +55,9 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]
     yield "ablation", "the paper's choices throughout", {"abs_per_sample": False}, {**at, **PAPER}
 
 
-def loader(model: nn.Module, half: str, **options: Any) -> FolderLoader:
+def loader(model: nn.Module, half: str, **options: Any) -> ImageLoader:
     config = host_of(model).data_config()
-    return image_folder(DATA / "imagenet" / half, config, num_classes=1000, batch_size=BATCH_SIZE, **options)
+    return create_loader(open_source(DATA / "imagenet" / half, 1000), config, batch_size=BATCH_SIZE, **options)
 
 
 class Subject:

@@ -85,9 +85,7 @@ def run(
     is_main = process[0] == 0
     evaluated = (folder / RESULTS_FILE).exists()
     if not evaluated:  # what there is to evaluate on is opened now: an error is better found before the work than after
-        validation = open_validation(
-            model, val, labels=tuning.labels, workers=tuning.workers, process=process, first_label=first_label
-        )
+        validation = open_validation(model, val, tuning.labels, tuning.workers, process, first_label)
         check_savable(model, arguments)
     _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
     is_measured = choose_method(model, planning, scoring) == "measured"

@@ -12,7 +12,7 @@ from pmvit.cli.options import AsJson, BatchSize, Data, Device, FirstLabel, Origi
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
-    from pmvit.data.folder import FolderLoader
+    from pmvit.data.loaders import ImageLoader
     from pmvit.evaluation.segmentation import SegmentationEvaluation
     from pmvit.evaluation.validation import AnyEvaluation
 
@@ -101,7 +101,7 @@ def evaluate(
     _show(result, own, compared, loader, model, as_json)
 
 
-def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader", model: Path, as_json: bool) -> None:
+def _show_segmentation(result: "SegmentationEvaluation", loader: "ImageLoader", model: Path, as_json: bool) -> None:
     own: Rows = {
         "mIoU": (result.miou, ".2%"),
         "pixel accuracy": (result.pixel_accuracy, ".2%"),
@@ -121,7 +121,7 @@ def _show_segmentation(result: "SegmentationEvaluation", loader: "FolderLoader",
 
 
 def _show(
-    result: "AnyEvaluation", own: Rows, compared: Rows, loader: "FolderLoader", model: Path, as_json: bool
+    result: "AnyEvaluation", own: Rows, compared: Rows, loader: "ImageLoader", model: Path, as_json: bool
 ) -> None:
     """What was measured, as JSON or as a table of those rows that have a number; and what could not be read."""
     from pmvit.evaluation.reference import TITLES

@@ -153,7 +153,7 @@ def finetune(
         return
     _print_tuned(result.best, result.best_epoch, config.epochs)
     if result.broken:
-        from pmvit.data.folder import Broken
+        from pmvit.data.loaders import Broken
 
         console.print(Broken(result.broken).summary(what="left out of training"), style="yellow")
     console.print(f"tuned model: {output}")

@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pmvit.data.folder import color_mode, evaluation_transform
-from pmvit.data.pixels import CentreCrop, Preparation
+from pmvit.data.transforms import Preparation, color_mode, evaluation_transform
 from pmvit.hosts import host_of
 from pmvit.reporting.pictures.patches import photograph
 
@@ -30,14 +29,14 @@ class InputImages:
         config = host.data_config()
         self.mode = color_mode(config)
         self._mean, self._std = (torch.tensor(config[name]).view(-1, 1, 1) for name in ("mean", "std"))
-        self._crop = CentreCrop(Preparation.of(config)) if host.outputs().pixel_classes is not None else None
+        self._pixels = Preparation.of(config) if host.outputs().pixel_classes is not None else None
         self._transform = evaluation_transform(config)
 
     def prepare(self, picture: Image.Image) -> Tensor:
         """The pixels that the model gets, (channels, height, width)."""
         picture = picture.convert(self.mode)
-        if self._crop is not None:
-            return self._crop(picture, torch.zeros(picture.height, picture.width, dtype=torch.long))[0]
+        if self._pixels is not None:
+            return self._pixels.centre_pair(picture, torch.zeros(picture.height, picture.width, dtype=torch.long))[0]
         return self._transform(picture)
 
     def visible(self, prepared: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a run leaves to look at: one JSON line a step and an epoch, and the learning curves."""
+"""What a run measures: one JSON line per step and per epoch, and the learning curves."""
 
 import json
 from collections.abc import Callable

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import pmvit
 from pmvit.cli import app
-from pmvit.data.pixels import pixel_loader
+from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import open_pairs
 from pmvit.hosts import host_of
 from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, distances, palette, to_oklab
@@ -102,7 +102,7 @@ def test_what_is_drawn_is_what_evaluation_measures(
     made = pmvit.segment(small, folder, original=original, first_label=1, stride=32, progress=False)
     (found,) = made.images
     config = host_of(small).data_config()
-    loader = pixel_loader(open_pairs(folder, 3, first_label=1), config, whole=True, workers=0)
+    loader = create_loader(open_pairs(folder, 3, first_label=1), config, whole=True, workers=0)
     expected = pmvit.evaluate_segmentation(small, loader, reference=original, stride=32, progress=False)
     assert (found.agreement, found.compressed_miou, found.original_miou) == (
         expected.agreement,

@@ -9,9 +9,8 @@ from PIL import Image
 from torch import nn
 
 from pmvit.data import demo
-from pmvit.data.choice import choose_samples, spread
 from pmvit.data.segmentation import has_masks, open_pairs
-from pmvit.data.sources import BROKEN_IMAGE
+from pmvit.data.sources import BROKEN_IMAGE, choose_samples, open_source
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
@@ -55,12 +54,12 @@ def _choose(model: nn.Module, data: str | Path, count: int, mode: str) -> Iterat
             yield _Shown(Image.fromarray(picture.numpy()), f"Fashion-MNIST, test image {number}", label)
         return
     if classes is not None and has_masks(data):
-        pairs = open_pairs(data, classes, "val", None)
-        samples = [pairs.sample(index) for index in spread(len(pairs), count)]
+        samples = choose_samples(open_pairs(data, classes, "val"), count)
     else:
-        samples = choose_samples(data, count, num_classes_of(model))
+        samples = choose_samples(open_source(data, num_classes_of(model)), count)
     for sample in samples:
         try:
-            yield _Shown(sample.open(mode), Path(sample.name).name, sample.label)
+            label = sample.label if isinstance(sample.label, int) else None
+            yield _Shown(sample.open(mode), Path(sample.name).name, label)
         except BROKEN_IMAGE:
             continue

@@ -83,9 +83,14 @@ def _open_batches(model: nn.Module, data: str | Path, *, limit: int | None, work
         return demo_loader("test")
     pixels = host_of(model).outputs().pixel_classes is not None
     masks = pixels and has_masks(data)
-    shuffle, size = limit is not None, {} if masks else {"batch_size": 64}
     return open_loader(
-        model, data, labels=masks or not pixels, whole=masks, split="val", workers=workers, shuffle=shuffle, **size
+        model,
+        data,
+        labels=masks or not pixels,
+        whole=masks,
+        split="val",
+        workers=workers,
+        shuffle=limit is not None,
     )
 
 

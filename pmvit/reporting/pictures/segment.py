@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pmvit.compression import compression_of
-from pmvit.data.choice import choose_samples, spread
-from pmvit.data.folder import Broken, color_mode
-from pmvit.data.pixels import Preparation
-from pmvit.data.segmentation import PairSource, Split, has_masks, open_pairs
-from pmvit.data.sources import BROKEN_IMAGE, Sample
+from pmvit.data.loaders import Broken
+from pmvit.data.masks import Mask
+from pmvit.data.segmentation import Split, has_masks, open_pairs
+from pmvit.data.sources import BROKEN_IMAGE, Sample, choose_samples, open_source
+from pmvit.data.transforms import Preparation, color_mode
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
 from pmvit.evaluation.segmentation import classes_at
@@ -79,8 +78,7 @@ def segment(
     broken = Broken()
     chosen = _choose(data, classes, images, split, first_label)
     with evaluation_mode(model), evaluation_mode(original or model), torch.inference_mode():
-        for candidate in track(chosen, "segment", len(chosen), show=progress):
-            sample = candidate.sample
+        for sample in track(chosen, "segment", len(chosen), show=progress):
             try:
                 picture, opened = sample.open("RGB"), sample.open(mode)
             except BROKEN_IMAGE as error:
@@ -93,7 +91,8 @@ def segment(
                 scores = sliding_logits(each, pixels, window, strides, batch_size=batch_size)
                 found.append(classes_at(scores, size)[0].cpu())
             compressed = found[1] if len(found) > 1 else None
-            made.append(SegmentedImage(sample.name, picture, classes, candidate.mask(size), found[0], compressed))
+            mask = sample.label.read(size) if isinstance(sample.label, Mask) else None
+            made.append(SegmentedImage(sample.name, picture, classes, mask, found[0], compressed))
     if not made:
         name, reason = next(iter(broken.files.items()))
         raise PmvitError(f"expected an image that can be read, got none: {name} ({reason})")
@@ -108,21 +107,9 @@ def _check_alike(models: Sequence[nn.Module]) -> None:
         raise PmvitError(f"expected an original with {wanted}, as the model has them; got one with {got}")
 
 
-class _Candidate(NamedTuple):
-    """An image that is not decoded yet, and where its mask is, if it has one."""
-
-    sample: Sample
-    pairs: PairSource | None = None
-    number: int = 0
-
-    def mask(self, size: tuple[int, int]) -> Tensor | None:
-        return None if self.pairs is None else self.pairs.mask(self.number, size)
-
-
-def _choose(data: str | Path, classes: int, count: int, split: Split, first_label: int | None) -> list[_Candidate]:
+def _choose(data: str | Path, classes: int, count: int, split: Split, first_label: int | None) -> list[Sample]:
     if has_masks(data):
-        pairs = open_pairs(data, classes, split, first_label)
-        return [_Candidate(pairs.sample(index), pairs, index) for index in spread(len(pairs), count)]
+        return choose_samples(open_pairs(data, classes, split, first_label), count)
     if first_label is not None:
         raise PmvitError(f"first_label is for images with masks; got it for {data}")
-    return [_Candidate(sample) for sample in choose_samples(data, count)]
+    return choose_samples(open_source(data), count)

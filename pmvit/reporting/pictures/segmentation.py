@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from pmvit.data.batches import IGNORED
-from pmvit.data.folder import Broken
+from pmvit.data.loaders import Broken
 from pmvit.errors import PmvitError
 from pmvit.evaluation.segmentation import count_classes, mean_iou
 from pmvit.reporting.images import fitted

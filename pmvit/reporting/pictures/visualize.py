@@ -8,9 +8,8 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from pmvit.data.choice import choose_samples
-from pmvit.data.folder import Broken
-from pmvit.data.sources import BROKEN_IMAGE, Sample
+from pmvit.data.loaders import Broken
+from pmvit.data.sources import BROKEN_IMAGE, Sample, choose_samples, open_source
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import Reference, reference_for
 from pmvit.hosts import host_of
@@ -88,7 +87,7 @@ def visualize(
         blocks_there = [block for block in blocks_there if block.number in wanted]
     kinds: tuple[Format, ...] = ("png", "svg") if formats == "both" else (formats,)
     drawing = _Drawing(model, original, blocks_there, names)
-    samples = choose_samples(images, limit) if images is not None and set(what) != {"maps"} else []
+    samples = choose_samples(open_source(images), limit) if images is not None and set(what) != {"maps"} else []
     made = Visualized()
     with Bar("visualize", len(samples) + ("maps" in what), show=progress) as bar:
         if "maps" in what:

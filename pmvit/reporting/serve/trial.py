@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pmvit.compression import plan_of
-from pmvit.data.pixels import Preparation
+from pmvit.data.transforms import Preparation
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import sliding_logits
 from pmvit.hosts import host_of

@@ -19,9 +19,8 @@ from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.blocks.build import Target
 from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
-from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.stages import Narrowed
-from pmvit.runtime.window_chain import wrapped
+from pmvit.runtime.optimize import in_windows, optimize_for_inference
+from pmvit.runtime.stages import OnGroups
 
 Carried = Tensor | tuple[Tensor, Tensor]  # tokens; between blocks, with those that the first block was given
 NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
@@ -97,13 +96,11 @@ def _layouts(host: Host) -> dict[str, TokenLayout]:
 def _inside(model: nn.Module, name: str, layout: TokenLayout) -> tuple[nn.Module, Tensor]:
     """What a compressed block runs inside, on as many tokens as it has groups, and which tokens those are."""
     host = host_of(model)
-    block = model.get_submodule(name)
+    block = in_windows(model.get_submodule(name), host, layout)
     tokens = torch.arange(layout.num_tokens)
-    if layout.windows is not None:
-        block = wrapped(block, host, layout)
     if isinstance(block, PruneMerge):
         tokens = block.centres
-        block = block.block if host.plain_parts(block.block) is not None else Narrowed(block)
+        block = block.block if host.plain_parts(block.block) is not None else OnGroups(block)
     return block, tokens
 
 
