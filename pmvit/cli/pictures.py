@@ -20,7 +20,7 @@ def segment(
     output: Output,
     images: Annotated[int, typer.Option(min=1, help="How many images, taken evenly from all there are.")] = 8,
     original: Annotated[
-        Path | None, typer.Option(help="A saved model to compare with; else the same weights, uncompressed.")
+        Path | None, typer.Option(help="A saved model to compare with; else what it was made of, if that is at hand.")
     ] = None,
     names: Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")] = None,
     stride: Annotated[int | None, typer.Option(min=1, help="Pixels from one window to the next.")] = None,
@@ -81,7 +81,7 @@ def visualize(
         Path | None, typer.Option(help="Scores for their map; if not given, those that `compress` left with the model.")
     ] = None,
     original: Annotated[
-        Path | None, typer.Option(help="A saved model to compare with; else the same weights, uncompressed.")
+        Path | None, typer.Option(help="A saved model to compare with; else what it was made of, if that is at hand.")
     ] = None,
     names: Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")] = None,
     device: Device = "cpu",

@@ -115,15 +115,13 @@ def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | Non
     before, after = costs
     made = [Card("Cost", f"{after:.3g} GFLOPs", (f"{before:.3g} before", f"{100 * (1 - after / before):.0f} % less"))]
     measures = {one["name"]: one for one in (evaluation or {}).get("measures", ())}
-    for name in dict.fromkeys((main_measure(measures), "agreement")):
+    for name in dict.fromkeys((main_measure(measures) or "", "agreement")):
         if name in measures:
-            one = measures[name]
-            value, original, change = (one[key] for key in ("compressed", "original", "difference"))
-            shown = value_cell(name, value) if change is None else change_cell(name, change)
-            aside = f"[{shown.aside}]" if shown.aside else ""
-            details = (aside,) if change is None else (f"{shown.text} {aside}",)
-            details = details if original is None else (f"{value_cell(name, original).text} before", *details)
-            made.append(Card(MEASURES[name].full_title, value_cell(name, value).text, details))
+            value, original, change = (measures[name][key] for key in ("compressed", "original", "difference"))
+            text, aside = value_cell(name, value) if change is None else change_cell(name, change)
+            details = [] if original is None else [f"{value_cell(name, original).text} before"]
+            details += [f"{'' if change is None else text} {f'[{aside}]' if aside else ''}".strip()]
+            made.append(Card(MEASURES[name].full_title, value_cell(name, value).text, tuple(details)))
     if (best := _best_speed(speed)) is not None:
         ratio = ratio_cell(best["speedup"])
         made.append(Card("Speed", ratio.text, (f"[{ratio.aside}]", f"{best['runtime']}, batch {best['batch']}")))
