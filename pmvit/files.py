@@ -50,38 +50,51 @@ def make_shared(temporary: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    write_atomically(path, lambda temporary: _write_utf8(temporary, text))
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomically(path, write)
 
 
-def _write_utf8(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def read_document(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """Read a JSON object that says `"format": kind` and `"version": version`; raise `PmvitError` if it is not one."""
+def read_document(path: Path, kind: str | tuple[str, ...], version: int) -> dict[str, Any]:
+    """Read a JSON document from a file; see `parse_document`."""
+    name = kind if isinstance(kind, str) else kind[0]
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise PmvitError(f"expected a {kind} file at {path}; there is none") from None
+        raise PmvitError(f"expected a {name} file at {path}; there is none") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise PmvitError(f"expected a {kind} file at {path}; it cannot be read ({error})") from None
+        raise PmvitError(f"expected a {name} file at {path}; it cannot be read ({error})") from None
     return parse_document(text, kind, version, where=str(path))
 
 
-def parse_document(text: str, kind: str, version: int, where: str) -> dict[str, Any]:
-    """Parse what `read_document` reads."""
+def parse_document(text: str, kind: str | tuple[str, ...], version: int, where: str) -> dict[str, Any]:
+    """Parse a JSON object that says what it is (`"format"`) and of which version.
+
+    Args:
+        text: The JSON.
+        kind: The format to expect; of several names, the first is today's and the others are older.
+        version: The newest version the caller knows. Older ones are given back as they are, for the caller to upgrade.
+        where: What to call the text in errors.
+
+    Raises:
+        PmvitError: If it is something else, or a newer pmvit wrote it.
+    """
+    kinds = (kind,) if isinstance(kind, str) else kind
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise PmvitError(f"{where}: expected JSON, got text that breaks off or is malformed ({error})") from None
-    if not isinstance(document, dict) or document.get("format") != kind:
-        found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise PmvitError(f'{where}: expected a JSON object with "format": "{kind}", got {found!r}: is it another file?')
-    if document.get("version") != version:
+    found = document.get("format") if isinstance(document, dict) else type(document).__name__
+    if not isinstance(document, dict) or found not in kinds:
         raise PmvitError(
-            f"{where}: expected version {version} of {kind}, got {document.get('version')!r}: "
-            "make it again, or use the pmvit that wrote it"
+            f'{where}: expected a JSON object with "format": "{kinds[0]}", got {found!r}: is it another file?'
         )
+    got = document.get("version")
+    if type(got) is not int or not 1 <= got <= version:
+        advice = "a newer pmvit wrote it, update yours" if type(got) is int and got > version else "make it again"
+        raise PmvitError(f"{where}: expected version {version} of {found}, got {got!r}: {advice}")
     return document
 
 

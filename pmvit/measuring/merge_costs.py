@@ -140,6 +140,7 @@ class MergeCosts:
         document = read_document(Path(path), FORMAT, VERSION)
         check_fields(document, ("format", "version", *MergeCosts.__dataclass_fields__), where)
         try:
+            document = _upgrade(document)
             height, width = (int(side) for side in document["grid"])
             cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
             merges = tuple(_merge(entry) for entry in document["merges"])
@@ -158,6 +159,14 @@ class MergeCosts:
             data=document["data"],
             skip=skip,
         )
+
+
+def _upgrade(document: dict[str, Any]) -> dict[str, Any]:
+    """A document as today's version has it: the first one knew only merges of whole blocks."""
+    if document["version"] > 1:
+        return document
+    merges = [[block, "block", first, second, cost] for block, first, second, cost in document["merges"]]
+    return {**document, "merges": merges, "config": {**document["config"], "parts": "whole"}}
 
 
 def _merge(entry: Any) -> Merge:

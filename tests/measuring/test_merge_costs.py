@@ -1,7 +1,7 @@
 """Merge costs of merges: exact where they can be worked out, and plans made from them."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -277,6 +277,26 @@ def test_a_file_gives_the_same_prices(merge_costs: pmvit.MergeCosts, tmp_path: P
     (tmp_path / "broken.json").write_text(json.dumps(document))
     with pytest.raises(pmvit.PmvitError, match=r"block \d: expected merges of two groups that are left"):
         pmvit.MergeCosts.load(tmp_path / "broken.json")
+
+
+def test_the_first_version_of_the_file_is_read_as_merges_of_whole_blocks(
+    merge_costs: pmvit.MergeCosts, tmp_path: Path
+) -> None:
+    of_attention = [merge for merge in merge_costs.merges if merge.part == "attention"]
+    config = {name: value for name, value in asdict(merge_costs.config).items() if name != "parts"}
+    first = {
+        **asdict(merge_costs),
+        "format": "pmvit-prices",
+        "version": 1,
+        "merges": [[merge.block, merge.first, merge.second, merge.cost] for merge in of_attention],
+        "config": config,
+    }
+    (tmp_path / "prices.json").write_text(json.dumps(first))
+    assert pmvit.MergeCosts.load(tmp_path / "prices.json") == replace(
+        merge_costs,
+        merges=tuple(merge._replace(part="block") for merge in of_attention),
+        config=replace(merge_costs.config, parts="whole"),
+    )
 
 
 def test_mistakes_get_one_line(merge_costs: pmvit.MergeCosts, images: Tensor) -> None:
