@@ -13,6 +13,7 @@ from pathlib import Path
 import pmvit
 from experiments.common import Row, read_rows
 from pmvit.files import write_text
+from pmvit.reporting.tradeoff import draw_tradeoff
 
 PAGE = Path(__file__).with_suffix(".md")
 MEASURED = PAGE.with_name("pets_masks.json")
@@ -71,7 +72,7 @@ def markdown(rows: list[Row], source: str) -> str:
 
 def main(path: Path) -> None:
     rows = read_rows(path)
-    pmvit.draw_tradeoff(rows, PAGE.with_suffix(".png"))
+    draw_tradeoff(rows, PAGE.with_suffix(".png"))
     write_text(PAGE, markdown(rows, path.name))
 
 

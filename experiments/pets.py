@@ -70,7 +70,7 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
     if not path.exists():
         config = adapter_for(model).data_config(model)
         loader = image_folder(TRAIN, config, num_classes=37, batch_size=32, workers=1, shuffle=True)
-        pmvit.score(model, loader).save(path)
+        pmvit.measure(model, loader, method="scored").save(path)
     return pmvit.Scores.load(path)
 
 

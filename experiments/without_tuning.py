@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 import pmvit
 from experiments.common import Row, Rows, page, table
+from pmvit.config import PAPER
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_text
 from pmvit.hosts import adapter_for
 from pmvit.loading import create_model
-from pmvit.planning import PAPER
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 RESULTS = Path(__file__).with_suffix(".json")
@@ -70,7 +70,9 @@ class Subject:
     def measure(self, score_options: dict[str, Any], plan_options: dict[str, Any]) -> Row:
         recipe = json.dumps(score_options)
         if recipe not in self.scores:
-            self.scores[recipe] = pmvit.score(self.model, loader(self.model, "train", shuffle=True), **score_options)
+            self.scores[recipe] = pmvit.measure(
+                self.model, loader(self.model, "train", shuffle=True), method="scored", **score_options
+            )
         small = pmvit.compress(self.model, pmvit.plan(self.scores[recipe], **plan_options))
         result = pmvit.evaluate(small, self.batches, reference=self.original)
         macs = pmvit.flops(small).macs

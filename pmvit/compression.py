@@ -7,13 +7,14 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from pmvit.config.training import Learn
 from pmvit.errors import PmvitError
 from pmvit.hosts import Adapter, HostChange, adapter_for
 from pmvit.hosts.modes import check_trainable
 from pmvit.merged_mlp import MergedNorm, SpreadMlp, mlp_matrices
 from pmvit.methods.base import method_of, remove
 from pmvit.planning import LayerPlan, Plan
-from pmvit.prune_merge import Learn, PruneMerge
+from pmvit.prune_merge import PruneMerge
 
 Model = TypeVar("Model", bound=nn.Module)
 

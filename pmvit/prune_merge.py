@@ -19,15 +19,15 @@ most one entry, so both products are sums over short runs of tokens (`segment_su
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-PRUNED = -1  # the group of a token that is in no group
+from pmvit.config.planning import Reconstruct
+from pmvit.config.training import Learn
 
-Reconstruct = Literal["pinv", "residual"]
-Learn = Literal["group", "dense"]
+PRUNED = -1  # the group of a token that is in no group
 
 
 class SparseRows(NamedTuple):

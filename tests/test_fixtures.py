@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 import pmvit
 from pmvit import methods
 from pmvit.commands import read_commands
+from pmvit.config import PlanConfig
 from pmvit.fingerprint import fingerprint
 from pmvit.hosts import adapter_of_family, supported_families
+from pmvit.training import Finetuned
 from tests.fixture_parts import (
     COMMAND,
     FINETUNE,
@@ -162,7 +164,7 @@ def test_partial_scores_are_gone_on_from(folder: Path) -> None:
     partial = folder / "scores.json.partial"
     assert document("scores.json.partial")["iterations"] == 2
     seen: list[Any] = [None, None, batches()[2]]  # a batch that is done already is not read again
-    scores = pmvit.score(saved("saved_original"), seen, checkpoint=partial, progress=False)
+    scores = pmvit.measure(saved("saved_original"), seen, method="scored", checkpoint=partial, progress=False)
     whole = pmvit.Scores.load(folder / "scores.json")
     assert torch.allclose(scores.values, whole.values, rtol=1e-5)
     assert everything_but_values(scores) == everything_but_values(whole)
@@ -199,7 +201,7 @@ def check_finished(run: Path) -> None:
         assert found[name] == pytest.approx(numbers, rel=1e-4), name
 
 
-def tune(**options: Any) -> pmvit.Finetuned:
+def tune(**options: Any) -> Finetuned:
     given = {**FINETUNE, "progress": False, "resume": True, "command": COMMAND, **options}
     return pmvit.finetune(
         pmvit.load("saved_model"), train=COMMAND["data"], val=COMMAND["val"], output="finetune", **given
@@ -306,14 +308,16 @@ def run_again() -> None:
         train=config["train"],
         val=config["val"],
         output="run",
-        plan_config=pmvit.PlanConfig(keep=0.6),
+        plan_config=PlanConfig(keep=0.6),
         finetune_config=replace(pmvit.FinetuneConfig(), **tuning),
         progress=False,
     )
 
 
 def score_again() -> None:
-    pmvit.score(pmvit.load("saved_original"), batches(), checkpoint="scores.json.partial", progress=False)
+    pmvit.measure(
+        pmvit.load("saved_original"), batches(), method="scored", checkpoint="scores.json.partial", progress=False
+    )
 
 
 READERS: dict[str, tuple[str, Callable[[], Any]]] = {

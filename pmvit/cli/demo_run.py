@@ -11,11 +11,13 @@ from torch import nn
 
 from pmvit.card import Facts
 from pmvit.compression import compress
+from pmvit.config import FinetuneConfig
 from pmvit.data.demo import CLASSES, MEAN, STD, demo_images, demo_loader, demo_model
 from pmvit.evaluation import Evaluation, evaluate
 from pmvit.files import write_text
-from pmvit.measuring import measure_merge_costs
+from pmvit.measuring import measure
 from pmvit.measuring.flops import flops
+from pmvit.pipeline import measured_file
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
 from pmvit.reporting.blocks import blocks_of
@@ -25,7 +27,7 @@ from pmvit.reporting.page import report
 from pmvit.reporting.sheets import Photo, about, blocks_sheet
 from pmvit.runtime.bench.timing import Ratio
 from pmvit.saving import save
-from pmvit.training import FinetuneConfig, finetune
+from pmvit.training import finetune
 from pmvit.training.metrics import FILE as METRICS
 
 KEEP = 0.6
@@ -34,15 +36,15 @@ TUNING_BATCH = 25
 
 
 def run(output: Path, console: Console) -> dict[str, Any]:
-    """Price, plan, compress, fine-tune, evaluate, time, picture and report; what is left of it goes to `output`.
+    """Measure, plan, compress, fine-tune, evaluate, time, picture and report; what is left of it goes to `output`.
 
     Returns:
         What the last table shows, as data.
     """
     model = demo_model()
     test = demo_loader("test")
-    merge_costs = measure_merge_costs(model, demo_loader("train"))
-    chosen = plan(merge_costs, keep=KEEP)
+    measured = measure(model, demo_loader("train"))
+    chosen = plan(measured, keep=KEEP)
     small = compress(model, chosen)
     console.print(table(chosen))
     console.print(chosen.draw(console.width))
@@ -54,7 +56,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     original = {"top1": compressed.reference_top1, "images": compressed.images}
     evaluations = {"original": original, "compressed": asdict(compressed), "tuned": asdict(tuned)}
     save(small, output, facts=Facts(evaluations, {"finetune": asdict(TUNING)}))
-    merge_costs.save(output / "prices.json")
+    measured.save(measured_file(output, measured.config))
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]
     photo = Photo(name, test[0][0][0], (MEAN,), (STD,))

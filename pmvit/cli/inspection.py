@@ -1,4 +1,4 @@
-"""Look at a model: `info`, `evaluate`, `demo`."""
+"""How good a model is: `evaluate`; and `demo`, which shows all of it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pmvit.cli.common import app, blocks_of, console, print_info, print_json
-from pmvit.cli.methods import print_method
-from pmvit.cli.options import AsJson, BatchSize, Data, Device, FirstLabel, Output, Saved, Workers
+from pmvit.cli import options as opt
+from pmvit.cli.common import app, print_broken
+from pmvit.cli.screen import console, print_json
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -18,49 +18,16 @@ if TYPE_CHECKING:
 
 
 @app.command()
-def info(
-    model: Saved,
-    draw: Annotated[bool, typer.Option("--draw", help="Draw what each block keeps, too.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show what a saved model keeps in each block, and what it costs before and after."""
-    import pmvit
-    from pmvit.compression import compression_of
-    from pmvit.methods import method_of
-
-    network = pmvit.load(model)
-    after = pmvit.flops(network)
-    compression, method = compression_of(network), method_of(network)
-    if method is not None:
-        before = pmvit.flops(pmvit.decompress(network))
-        if as_json:
-            print_json({"method": method.describe(), "original": asdict(before), "compressed": asdict(after)})
-        else:
-            print_method(method, before, after)
-        return
-    if compression is None:
-        raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
-    before = pmvit.flops(pmvit.decompress(network))
-    made = compression.plan
-    if as_json:
-        print_json({"blocks": blocks_of(made), "original": asdict(before), "compressed": asdict(after)})
-        return
-    print_info(made, before, after)
-    if draw:
-        console.print(made.draw(console.width))
-
-
-@app.command()
+@opt.with_options(opt.Reading)
 def evaluate(
-    model: Saved,
-    data: Data,
-    batch_size: BatchSize = 64,
-    workers: Workers = 2,
-    device: Device = "cpu",
+    model: opt.Saved,
+    data: opt.Data,
+    limit: opt.Limit = None,
+    device: opt.Device = "cpu",
     strict: Annotated[bool, typer.Option("--strict", help="A broken image is an error.")] = False,
     stride: Annotated[int | None, typer.Option(min=1, help="With a segmenter: from one window to the next.")] = None,
-    first_label: FirstLabel = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
+    **options: Any,
 ) -> None:
     """Measure accuracy, and agreement with the same weights uncompressed; mIoU of a segmenter."""
     import copy
@@ -68,20 +35,23 @@ def evaluate(
     import pmvit
     from pmvit.compression import is_compressed
     from pmvit.data.segmentation import has_masks
+    from pmvit.evaluation.segmentation import evaluate_segmentation
     from pmvit.hosts import adapter_for
     from pmvit.loading import open_loader
 
+    reading = opt.made(opt.Reading, options)
+    how: dict[str, Any] = {"workers": reading.workers, "strict": strict, "limit": limit, "shuffle": limit is not None}
     network = pmvit.load(model, device=device)
     original = pmvit.decompress(copy.deepcopy(network)) if is_compressed(network) else None
     if adapter_for(network).pixel_classes(network) is not None:
-        reading: dict[str, Any] = {"workers": workers, "strict": strict, "split": "val", "first_label": first_label}
-        masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **reading)
-        found = pmvit.evaluate_segmentation(network, masks, reference=original, stride=stride, batch_size=batch_size)
+        how |= {"split": "val", "first_label": reading.first_label}
+        masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **how)
+        found = evaluate_segmentation(network, masks, reference=original, stride=stride, batch_size=reading.batch_size)
         _show_segmentation(found, masks, model, as_json)
         return
-    if stride is not None or first_label is not None:
+    if stride is not None or reading.first_label is not None:
         raise PmvitError(f"stride and first_label are for models that label pixels; {model} does not")
-    loader = open_loader(network, data, batch_size=batch_size, workers=workers, strict=strict)
+    loader = open_loader(network, data, batch_size=reading.batch_size, **how)
     result = pmvit.evaluate(network, loader, reference=original)
     rows = {
         "top-1": (result.top1, "{:.2%}"),
@@ -126,12 +96,11 @@ def _show(
         return
     cells = [(name, form.format(value)) for name, (value, form) in rows.items() if value is not None]
     console.table((f"{result.images} images", str(model)), cells)
-    if loader.broken:
-        console.print(loader.broken.summary(), style="yellow")
+    print_broken(loader.broken)
 
 
 @app.command()
-def demo(output: Output = Path("demo-output"), as_json: AsJson = False) -> None:
+def demo(output: opt.Output = Path("demo-output"), as_json: opt.AsJson = False) -> None:
     """Compress the built-in ViT; print accuracy and speed before and after, write a picture and a report."""
     from pmvit.cli.demo_run import run
     from pmvit.commands import remember_command

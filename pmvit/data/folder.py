@@ -165,6 +165,7 @@ def image_folder(
     shuffle: bool = False,
     seed: int = 0,
     strict: bool = False,
+    limit: int | None = None,
     process: int = 0,
     processes: int = 1,
 ) -> FolderLoader:
@@ -179,6 +180,7 @@ def image_folder(
         shuffle: Take the images in an order that depends only on the seed.
         seed: For `shuffle`.
         strict: A broken image is an error instead of being left out.
+        limit: Take so many images at most.
         process: Which of `processes` this is: each batch is split among them.
         processes: How many processes share the images.
     """
@@ -188,6 +190,8 @@ def image_folder(
     name = f"{source.name} in batches of {batch_size}, seed {seed}"
     options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": begin_worker}
     if isinstance(source, Stream):
+        if limit is not None:
+            raise PmvitError(f"limit: expected for images that can be counted; {folder} is a stream: name fewer shards")
         images = _StreamedImages(source, transform, mode, (process, processes))
         workers = check_parts(source, workers, processes)
         loader: DataLoader[Any] = DataLoader(images, batch_size, num_workers=workers, **options)
@@ -195,6 +199,7 @@ def image_folder(
     order = list(range(len(source)))
     if shuffle:
         order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = order[:limit]
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     shares = [batch[process::processes] for batch in batches if len(batch) >= processes]  # all have as many batches
     loader = DataLoader(

@@ -164,6 +164,7 @@ def pixel_loader(
     shuffle: bool = False,
     seed: int = 0,
     strict: bool = False,
+    limit: int | None = None,
     process: int = 0,
     processes: int = 1,
 ) -> FolderLoader:
@@ -179,6 +180,7 @@ def pixel_loader(
         shuffle: Take the images in an order that depends only on the seed.
         seed: For `shuffle`.
         strict: A broken image is an error instead of being left out.
+        limit: Take so many images at most.
         process: Which of `processes` this is: each batch is split among them.
         processes: How many processes share the images.
     """
@@ -187,6 +189,7 @@ def pixel_loader(
     order = list(range(len(source)))
     if shuffle:
         order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = order[:limit]
     size = processes if whole else batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     mine = [batch[process::processes] for batch in batches if whole or len(batch) >= processes]

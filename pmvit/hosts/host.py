@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows
@@ -31,7 +32,6 @@ EXAMPLE = """
 """
 
 
-Target = Literal["eager", "graph", "onnx"]
 Half = Literal["attention", "mlp"]  # of a block, each with what normalises before it and the addition after it
 DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")  # of `Adapter.data_config`
 

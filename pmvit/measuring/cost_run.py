@@ -1,13 +1,13 @@
-"""`price`: run images forward and backward, and merge the tokens of every block in the cheapest order."""
+"""Merge costs: run images forward and backward, and merge the tokens of every block in the cheapest order."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pmvit.config import MergeCostConfig
 from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
@@ -16,45 +16,43 @@ from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameter
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.cost_recorder import EffectRecorder, Place
 from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
-from pmvit.measuring.merge_costs import HALVES, MergeCostConfig, MergeCosts
+from pmvit.measuring.merge_costs import HALVES, MergeCosts
 from pmvit.measuring.merging import Clusters, Step, mirrored, neighbours, order_merges
 from pmvit.progress import Bar
 from pmvit.prune_merge import PruneMerge
 
-ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a price by about 6 %
+ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a cost by about 6 %
 
 
 def measure_merge_costs(
     model: nn.Module,
     loader: Iterable[Any],
-    config: MergeCostConfig | None = None,
+    config: MergeCostConfig,
     *,
     progress: bool = True,
-    **options: Any,
 ) -> MergeCosts:
     """Measure what merging tokens costs in every block. Labels are not read; the model is left as it was.
 
     Args:
         model: An uncompressed model.
         loader: Yields `(images, labels)` or images.
-        config: What to measure; `options` are its fields and override it.
+        config: How to measure.
         progress: Show a progress bar.
 
     Raises:
         PmvitError: If the model attends inside windows, what is measured is not finite, or the input does not fit.
     """
-    config = replace(config or MergeCostConfig(), **options)
     if any(isinstance(module, PruneMerge) for module in model.modules()):
-        raise PmvitError("expected an uncompressed model to price; this one is compressed: price the original")
+        raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
     check_trainable(model)
     adapter = adapter_for(model)
     layouts = adapter.layouts(model)
     if not can_measure_merges(model):
         raise PmvitError(
-            f"expected attention over the whole of one grid to price merges; a {type(model).__name__} attends inside "
-            'windows: plan from scores, method="scored"'
+            f"expected attention over the whole of one grid to measure merges; a {type(model).__name__} attends inside "
+            'windows: measure scores, method="scored"'
         )
-    batches = list(_first_images(loader, config.images))
+    batches = list(_first_images(loader, config.limit))
     if not batches:
         raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
     layout, cost = layouts[0], model_cost(model)
@@ -126,7 +124,7 @@ def _effects(
         rows = max(min(int(config.memory * 1e9 / (8 * len(places) * layout.num_patches**2)), ROWS), 1)
         scale = (sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
         sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in places]
-        bar = states.enter_context(Bar("price", len(batches), show=progress))
+        bar = states.enter_context(Bar("measure", len(batches), show=progress))
         for images in batches:
             with torch.inference_mode(False), torch.enable_grad():
                 with recorder:

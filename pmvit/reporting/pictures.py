@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from pmvit.config.planning import Reconstruct
 from pmvit.planning import LayerPlan
-from pmvit.prune_merge import PRUNED, Reconstruct
+from pmvit.prune_merge import PRUNED
 from pmvit.reporting.canvas import TILE
 from pmvit.reporting.colours import NEUTRAL, OKABE_ITO, Colour
 

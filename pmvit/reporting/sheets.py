@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pmvit.config.planning import Reconstruct
 from pmvit.measuring import Scores
 from pmvit.planning import LayerPlan
-from pmvit.prune_merge import Reconstruct
 from pmvit.reporting.bands import SHARES, Header, Heading, Row, Tile, lay_out_bands, tile_size
 from pmvit.reporting.blocks import Block, planned
 from pmvit.reporting.cam import MOST, Explained, agreement, heat, legend_colours

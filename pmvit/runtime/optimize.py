@@ -11,58 +11,32 @@ Every pass is exact; together they make a compressed model run on little more th
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pmvit.compression import compression_of
-from pmvit.errors import PmvitError
+from pmvit.config import InferenceConfig, InferenceOptions, with_keywords
+from pmvit.config.inference import Target
 from pmvit.hosts import Adapter, adapter_for
-from pmvit.hosts.host import Half, Run, Target
+from pmvit.hosts.host import Half, Run
 from pmvit.hosts.modes import check_trainable
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.prune_merge import PruneMerge, TokenMatrices
 from pmvit.runtime.chain import BlockMaps, Step, chain, halves_of, identity_maps, maps_of
 from pmvit.runtime.stages import Handed, Narrowed, Stage
-from pmvit.runtime.transitions import FORMS, Form, Transition, cheapest_form, transitions
+from pmvit.runtime.transitions import FORMS, Transition, cheapest_form, transitions
 from pmvit.runtime.window_chain import chain_windows
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-@dataclass(frozen=True)
-class InferenceConfig:
-    """Which passes run, and for what. Blocks on windows (Swin), whose tokens are all read, know `target` and `fuse`.
-
-    Attributes:
-        target: `eager` for PyTorch as it is; `graph` for compilers and exporters, which want no writing in place;
-            `onnx` for ONNX, which has no fused attention that all runtimes know.
-        tokens: `head` if only what the head reads is needed of the last block; `all` if tokens are read too, as by a
-            segmentation decoder.
-        rewrite: Put plain blocks together anew; without, the next two have no blocks to work on.
-        shortcut: Compute of the last block only what the head reads.
-        drop_dead: Leave out what nothing depends on.
-        fuse: Leave a block and enter the next in one matrix.
-        form: Of the transitions; `auto` is the cheapest for each (see `transitions.cheapest_form`).
-    """
-
-    target: Target = "eager"
-    tokens: Literal["head", "all"] = "head"
-    rewrite: bool = True
-    shortcut: bool = True
-    drop_dead: bool = True
-    fuse: bool = True
-    form: Form | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        for name, expected in (("target", get_args(Target)), ("tokens", ("head", "all")), ("form", ("auto", *FORMS))):
-            if getattr(self, name) not in expected:
-                raise PmvitError(f"{name}: expected {' or '.join(expected)}, got {getattr(self, name)!r}")
-
-
-def optimize_for_inference(model: Model, **options: Any) -> Model:
+@with_keywords(InferenceConfig)
+def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") -> Model:
     """A copy of a model, compressed or not, that gives the same output faster and can no longer be trained or saved.
 
     Save the model itself, and optimise it after loading. It is for calling: what looks between its blocks, as timm's

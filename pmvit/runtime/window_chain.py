@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pmvit.config.inference import Target
 from pmvit.hosts import Adapter
-from pmvit.hosts.host import Target, TokenLayout
+from pmvit.hosts.host import TokenLayout
 from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.chain import EXACT, factor

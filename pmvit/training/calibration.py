@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.compression import decompress, is_compressed
+from pmvit.config import FinetuneConfig
 from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_loader
 from pmvit.saving import save
 from pmvit.training.biases import correct_biases
-from pmvit.training.config import FinetuneConfig
 from pmvit.training.record import has_begun
 from pmvit.training.run import finetune
 from pmvit.training.trainer import Finetuned

@@ -11,6 +11,7 @@ from timm.scheduler import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
+from pmvit.config import FinetuneConfig
 from pmvit.data.batches import check_labels
 from pmvit.data.training import BatchTransform, TrainingBatch
 from pmvit.errors import PmvitError
@@ -21,7 +22,6 @@ from pmvit.loading import num_classes_of
 from pmvit.methods.base import Step, extra_loss
 from pmvit.saving import load_tensors
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
-from pmvit.training.config import FinetuneConfig
 from pmvit.training.loss import finetune_loss, tapped_tokens
 from pmvit.training.matrices import parameter_groups, set_learnable
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pmvit.config import FinetuneConfig
 from pmvit.data.batches import IGNORED, check_labels
 from pmvit.errors import PmvitError
 from pmvit.hosts import adapter_for
-from pmvit.training.config import FinetuneConfig
 
 TokenMaps = Mapping[int, Tensor]
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from pmvit._system import avoid_broken_amx, keep_freed_memory
 from pmvit.compression import decompress, is_compressed
+from pmvit.config import FinetuneConfig
 from pmvit.data.folder import every
 from pmvit.data.pixels import Augmentation, Preparation, pixel_training_data
 from pmvit.data.segmentation import has_masks, open_pairs
@@ -22,7 +23,6 @@ from pmvit.hosts import adapter_for
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import num_classes_of, open_validation
 from pmvit.saving import describe, load
-from pmvit.training.config import FinetuneConfig
 from pmvit.training.matrices import matrix_parameters
 from pmvit.training.record import RunRecord
 from pmvit.training.trainer import LAST, Finetuned, Trainer

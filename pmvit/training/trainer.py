@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pmvit.card import Facts
+from pmvit.config import FinetuneConfig
 from pmvit.data.seeding import seed_all, seed_for
 from pmvit.data.training import TrainingBatch, TrainingData
 from pmvit.errors import PmvitError
@@ -22,7 +23,6 @@ from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.progress import Bar
 from pmvit.saving import load, save
 from pmvit.training.checkpoint import Checkpoint, Checkpoints
-from pmvit.training.config import FinetuneConfig
 from pmvit.training.learner import Learner
 from pmvit.training.metrics import MetricsLog, draw_curves
 from pmvit.training.record import CHECKPOINTS, RunRecord

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from pmvit.config.planning import Reconstruct
 from pmvit.planning import LayerPlan
-from pmvit.prune_merge import PruneMerge, Reconstruct, pseudo_inverse
+from pmvit.prune_merge import PruneMerge, pseudo_inverse
 from pmvit.reporting.canvas import BACKGROUND, Box, Canvas, Layer, font, in_lines, shortened
 from pmvit.reporting.colours import NEUTRAL
 from pmvit.reporting.pictures import borders, group_map, group_sizes, merged_map, recovered, size_map, value_map

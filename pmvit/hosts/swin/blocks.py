@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
-from pmvit.hosts.host import Target, TokenLayout
+from pmvit.hosts.host import TokenLayout
 from pmvit.hosts.swin.recipe import Recipe
 from pmvit.prune_merge import PRUNED, PruneMerge
 from pmvit.windows import PADDING, Budget

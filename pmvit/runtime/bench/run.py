@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from pmvit._system import keep_freed_memory
 from pmvit.compression import compression_of
+from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import adapter_for
-from pmvit.hosts.host import Target
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring.flops import flops
 from pmvit.methods import Evit, apply

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.compression import compress, decompress, is_compressed
+from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.hosts import Adapter, TokenLayout, adapter_for
-from pmvit.hosts.host import Target
 from pmvit.measuring.flops import flops
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.methods import Tome, apply

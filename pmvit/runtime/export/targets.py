@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from pmvit._system import avoid_broken_amx
+from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
-from pmvit.hosts.host import Target
 from pmvit.hosts.outputs import as_tensor
 
 Run = Callable[[Tensor], Tensor]
