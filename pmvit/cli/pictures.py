@@ -20,9 +20,7 @@ def segment(
     data: opt.Data,
     output: opt.Output,
     limit: opt.SomeImages = 8,
-    original: Annotated[
-        Path | None, typer.Option(help="A saved model to compare with; else the same weights, uncompressed.")
-    ] = None,
+    original: opt.Original = None,
     names: opt.Names = None,
     stride: Annotated[int | None, typer.Option(min=1, help="Pixels from one window to the next.")] = None,
     first_label: opt.FirstLabel = None,
@@ -76,9 +74,7 @@ def visualize(
     scores: Annotated[
         Path | None, typer.Option(help="Scores for their map; if not given, those that `compress` left with the model.")
     ] = None,
-    original: Annotated[
-        Path | None, typer.Option(help="A saved model to compare with; else the same weights, uncompressed.")
-    ] = None,
+    original: opt.Original = None,
     names: opt.Names = None,
     device: opt.Device = "cpu",
     as_json: opt.AsJson = False,

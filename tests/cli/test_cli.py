@@ -221,7 +221,7 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         (("compress", "{out}", "--plan", "p", "--batch-size", "3", "-o", "y"), "--batch-size: nothing is measured"),
         (
             ("compress", "{out}", "--method", "tome", "--learn", "dense", "-o", "y"),
-            "--learn: for Prune and Merge alone",
+            "--learn: for Prune and Merge",
         ),
         (("info", "{out}", "--draw", "--json"), "--draw: expected for a plan, and without --json"),
         (("benchmark", "{out}", "--overhead", "--runtime", "eager"), "--runtime: not beside --overhead"),
@@ -229,7 +229,7 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         (("plan", "{out}/config.json", "--keep", "0.5", "-o", "y"), "is it another file"),
         (
             ("compress", "{out}", "--method", "tome", "--data", "x", "-o", "y"),
-            "needs no images, measurements or plan; got x",
+            "needs no images, measurements or plan",
         ),
         (("compress", "{out}", "--plan", "p", "--r", "3", "-o", "y"), "--r: for --method tome and the like alone"),
     ],

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 import pytest
+from typer.models import ArgumentInfo
 
 import pmvit
 from pmvit.cli import VERBS, app, completion
@@ -106,15 +108,16 @@ def test_verbs_are_listed_in_the_order_of_work_and_help_is_short() -> None:
 
 
 def test_one_word_means_one_thing() -> None:
-    """A flag has one type in all verbs; how many images is --limit, where they are --data, where to compute --device."""
+    """A flag has one type in all verbs: --limit counts images, --data says where they are."""
     kinds: dict[str, dict[str, set[str]]] = {}
     for command in app.registered_commands:
         assert command.callback is not None
         for name, parameter in inspect.signature(command.callback).parameters.items():
             kind, option = get_args(parameter.annotation)
-            plain = str(kind).replace(" | None", "").replace("typing.Optional", "").strip("[]")
-            for flag in option.param_decls or [name]:
-                if str(flag).startswith("--"):
+            plain = str(next(part for part in (*get_args(kind), kind) if part is not NoneType))
+            flags = [] if isinstance(option, ArgumentInfo) else option.param_decls or [f"--{name.replace('_', '-')}"]
+            for flag in flags:
+                if flag.startswith("--"):
                     kinds.setdefault(flag.partition("/")[0], {}).setdefault(plain, set()).add(command.callback.__name__)
     assert "--images" not in kinds
     assert {flag for flag, found in kinds.items() if len(found) > 1} <= {"--batch", "--gflops", "--method"}
