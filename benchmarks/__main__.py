@@ -22,7 +22,7 @@ import pmvit
 from pmvit.config import PAPER
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 from pmvit.runtime.bench.memory import process_memory
 from pmvit.runtime.bench.timing import compare, interleave, speedup
@@ -53,7 +53,7 @@ def real_images(model: nn.Module) -> FolderLoader | None:
     folder = DATA / "imagenet" / "train"
     if not folder.is_dir():
         return None
-    config = adapter_for(model).data_config(model)
+    config = host_of(model).data_config()
     return image_folder(folder, config, num_classes=1000, batch_size=32, shuffle=True)
 
 
@@ -68,7 +68,7 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
 def prices_of(model: nn.Module) -> pmvit.MergeCosts:
     """Merge costs on 256 real images, or on noise where there are none."""
     loader = real_images(model)
-    noise = torch.randn(32, *adapter_for(model).input_size(model), generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(32, *host_of(model).input_size(), generator=torch.Generator().manual_seed(0))
     return pmvit.measure(model, [noise] if loader is None else loader, method="measured", limit=256, progress=False)
 
 

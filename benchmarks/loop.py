@@ -25,7 +25,7 @@ import pmvit
 from pmvit._system import keep_freed_memory
 from pmvit.config import FinetuneConfig
 from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 from pmvit.runtime.bench.timing import bootstrap
 from pmvit.training.loss import finetune_loss
@@ -68,7 +68,7 @@ class HeldUp:
         self.data = data
         self.bare = bare
         self.steps = steps
-        self.finish = BatchTransform(adapter_for(bare.model).data_config(bare.model), 0.0, torch.device("cpu"))
+        self.finish = BatchTransform(host_of(bare.model).data_config(), 0.0, torch.device("cpu"))
         self.name, self.broken = data.name, data.broken
         self.times: dict[str, list[float]] = {"loop": [], "bare": []}
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model, open_loader
 from pmvit.runtime.export.run import built_in_images
@@ -37,7 +37,7 @@ def random_clip() -> nn.Module:
 def prepared_images(model: nn.Module, data: str | None, count: int, batch_size: int) -> list[Tensor]:
     """Batches of images for the model: of the user's, or the built-in pictures."""
     if data is None:
-        images = built_in_images(adapter_for(model).input_size(model), count)
+        images = built_in_images(host_of(model).input_size(), count)
         return list(images.split(batch_size))
     loader = open_loader(model, data, labels=False, batch_size=batch_size, shuffle=True)
     batches = []

@@ -126,7 +126,7 @@ def measure_speed(rows: list[Row]) -> None:
         model = original(name)
         known = evidence(name, model)
         few = validation(model)[:1]
-        given: dict[str, Any] = {"scores": known.scores, "prices": known.merge_costs, "images": known.images}
+        given: dict[str, Any] = {"scores": known.scores, "merge_costs": known.merge_costs, "images": known.images}
         found = pmvit.compare(model, few, gflops=MIDDLE, runtimes=RUNTIMES, batches=(1, 16), rounds=30, **given)
         for compared in found.rows:
             method = compared.name if compared.name.endswith("optimized") else compared.method

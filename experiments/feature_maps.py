@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.data.folder import image_folder
 from pmvit.files import write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
@@ -38,7 +38,7 @@ validation images.
 
 
 def batches(model: nn.Module, split: str, count: int) -> Iterator[Tensor]:
-    config = adapter_for(model).data_config(model)
+    config = host_of(model).data_config()
     loader = image_folder(DATA / "imagenet" / split, config, batch_size=BATCH, workers=0, shuffle=True)
     return (images for images, _ in islice(loader, count))
 

@@ -26,7 +26,7 @@ from pmvit.config import PAPER
 from pmvit.files import write_text
 from pmvit.loading import create_model
 from pmvit.measuring.flops import ModelCost, model_cost
-from pmvit.methods.tome import tome
+from pmvit.methods import Tome
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks
@@ -81,7 +81,8 @@ class Candidates:
         """The model at this share of the FLOPs of its blocks."""
         budget = self.cost.outside + share * (self.cost.macs - self.cost.outside)
         if method == TOME:
-            return next(small for r in range(1, 99) if pmvit.flops(small := tome(self.model, r)).macs <= budget)
+            merged = (pmvit.compress(self.model, Tome(r)) for r in range(1, 99))
+            return next(small for small in merged if pmvit.flops(small).macs <= budget)
         options = {"prune": 0.1, **FROM_SCORES[method]} if method in FROM_SCORES else {}
         if method == EVERY_STEP:
             method, options = "measured", {"least_step": 0.0}

@@ -23,7 +23,7 @@ import pmvit
 from experiments.common import read_rows, table
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_atomically, write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 from pmvit.training.metrics import read_metrics
 
@@ -53,7 +53,7 @@ def folder_of(name: str, keep: float) -> Path:
 
 
 def test_loader(model: nn.Module) -> FolderLoader:
-    return image_folder(TEST, adapter_for(model).data_config(model), num_classes=37, batch_size=50, workers=1)
+    return image_folder(TEST, host_of(model).data_config(), num_classes=37, batch_size=50, workers=1)
 
 
 def original() -> nn.Module:
@@ -68,7 +68,7 @@ def original() -> nn.Module:
 def scores_of(model: nn.Module) -> pmvit.Scores:
     path = RUNS / "scores.json"
     if not path.exists():
-        config = adapter_for(model).data_config(model)
+        config = host_of(model).data_config()
         loader = image_folder(TRAIN, config, num_classes=37, batch_size=32, workers=1, shuffle=True)
         pmvit.measure(model, loader, method="scored").save(path)
     return pmvit.Scores.load(path)

@@ -32,10 +32,10 @@ from pmvit.data.segmentation import PairSource, Split, open_pairs
 from pmvit.evaluation.segmentation import PixelCounts, classes_at, evaluate_segmentation
 from pmvit.evaluation.sliding import sliding_logits
 from pmvit.files import write_atomically, write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model, open_loader
-from pmvit.methods import tome
-from pmvit.methods.budget import tome_r_for
+from pmvit.methods import Tome
+from pmvit.methods.budget import method_for
 from pmvit.progress import track
 from pmvit.runtime.bench.timing import Ratio, bootstrap, compare, speedup
 
@@ -101,7 +101,7 @@ def compressed(model: nn.Module, variant: Variant) -> nn.Module:
         return small
     gflops = pmvit.flops(small).gflops
     if variant.method == TOME:
-        return tome(model, tome_r_for(model, gflops))
+        return pmvit.compress(model, method_for(model, Tome, gflops))
     return pmvit.compress(model, pmvit.plan(scores, gflops=gflops, prune=PRUNE, **LATE))
 
 
@@ -114,7 +114,7 @@ def every(split: Split, step: int) -> PairSource:
 def compare_blocks(model: nn.Module) -> list[Row]:
     """Agreement with the original and mIoU on some training images, by which blocks are compressed, without tuning."""
     some = every("train", CHOICE_EVERY)
-    batches = list(pixel_loader(some, adapter_for(model).data_config(model), batch_size=16, workers=0))
+    batches = list(pixel_loader(some, host_of(model).data_config(), batch_size=16, workers=0))
     rows = []
     for keep in KEEPS:
         gflops = pmvit.flops(compressed(model, Variant(ENDS_ALONE, keep))).gflops
@@ -139,7 +139,7 @@ def count(name: str, model: nn.Module) -> dict[str, Tensor]:
     """What is counted on each test image, (images, classes, classes), and the class of every pixel; kept in a file."""
     path = RUNS / "counts" / f"{name.replace(' ', '-')}.safetensors"
     if not path.exists():
-        loader = pixel_loader(every("val", TEST_EVERY), adapter_for(model).data_config(model), whole=True, workers=1)
+        loader = pixel_loader(every("val", TEST_EVERY), host_of(model).data_config(), whole=True, workers=1)
         counts = PixelCounts(len(CLASSES), torch.device("cpu"))
         matrices, classes = [], []
         with torch.inference_mode():

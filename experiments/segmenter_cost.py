@@ -39,7 +39,7 @@ from experiments.segmenter_conventions import (
 from pmvit.config import ScoreConfig
 from pmvit.config.planning import Scope
 from pmvit.files import write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.measuring.flops import ModelCost, model_cost
 from pmvit.runtime.bench.memory import process_memory
@@ -61,8 +61,8 @@ def segmenter(device: str) -> Segmenter:
 
 def random_scores(model: nn.Module, cost: ModelCost) -> pmvit.Scores:
     """Scores as `pmvit.measure(..., scorer="random")` gives them, for a model whose weights are not there."""
-    adapter = adapter_for(model)
-    layout = adapter.layout(model)
+    host = host_of(model)
+    layout = host.layout
     generator = torch.Generator().manual_seed(0)
     return pmvit.Scores(
         values=torch.rand(DEPTH, TOKENS, generator=generator, dtype=torch.float64),
@@ -74,7 +74,7 @@ def random_scores(model: nn.Module, cost: ModelCost) -> pmvit.Scores:
         images=0,
         model="random",
         data="none",
-        skip=adapter.default_skip(model),
+        skip=host.reading().default_skip,
     )
 
 

@@ -23,7 +23,7 @@ from experiments.common import Row, Rows, page, table
 from pmvit.config import PAPER
 from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.files import write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
@@ -54,7 +54,7 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]
 
 
 def loader(model: nn.Module, half: str, **options: Any) -> FolderLoader:
-    config = adapter_for(model).data_config(model)
+    config = host_of(model).data_config()
     return image_folder(DATA / "imagenet" / half, config, num_classes=1000, batch_size=BATCH_SIZE, **options)
 
 

@@ -1,26 +1,26 @@
 """The model card: `README.md` beside a saved model, in the form of the Hugging Face hub."""
 
 import json
-import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from pmvit.commands import versions
+from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
 from pmvit.planning import Plan
+from pmvit.wrapping import Compression, Recipe
 
 CARD_FILE = "README.md"
 MARK = "<!-- Written by pmvit when it saves the model; without this line the text stays as it is. -->"
-LIBRARIES = ("torch", "timm", "transformers", "torchvision", "segmentation_models_pytorch")
 MEASURES = {
     "top1": ("top-1", "{:.2%}"),
     "top5": ("top-5", "{:.2%}"),
@@ -32,7 +32,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
-class Facts:
+class CardDetails:
     """What a model card says that cannot be read off the model.
 
     Attributes:
@@ -51,12 +51,7 @@ class Facts:
 
 
 def write_card(
-    folder: Path,
-    model: nn.Module,
-    config: Mapping[str, Any],
-    plan: Plan | None,
-    costs: tuple[Flops, Flops],
-    facts: Facts,
+    folder: Path, model: nn.Module, config: Mapping[str, Any], costs: tuple[Flops, Flops], details: CardDetails
 ) -> None:
     """Write the card of a saved model, unless there is a text of somebody else's.
 
@@ -64,58 +59,55 @@ def write_card(
         folder: Where the model is saved.
         model: The model.
         config: What `config.json` says.
-        plan: What was done to each block, if a plan did it.
         costs: Of the original and of the model.
-        facts: What else is known.
+        details: What else is known.
     """
     path = folder / CARD_FILE
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    parts = [_header(model, config, facts), MARK, *_summary(config, costs), *_accuracy(facts.measured)]
+    compression, plan = compression_of(model), plan_of(model)
+    what = compression.what if compression is not None else None
+    parts = [_header(model, what, details), MARK, *_summary(model, config, what, costs), *_accuracy(details.measured)]
     if plan is not None:
         parts += ["## Tokens in each block", _blocks(plan)]
     parts += _use(model)
-    parts += _making(config, plan, facts)
+    parts += _making(config, compression, details)
     write_text(path, "\n\n".join(parts) + "\n")
 
 
-def _header(model: nn.Module, config: Mapping[str, Any], facts: Facts) -> str:
+def _header(model: nn.Module, what: Recipe | None, details: CardDetails) -> str:
     """The part that machines read; text in quotes is the same in JSON and in YAML."""
-    tags = ["pmvit", "token-compression", "vision-transformer", "prune-and-merge"]
-    if _method(config) is not None:
-        tags[-1] = str(_method(config))
+    tags = ["pmvit", "token-compression", "vision-transformer"]
+    if what is not None:
+        tags.append(what.title.lower().replace(" ", "-"))
     lines = ["---", "library_name: pmvit", f"tags: {json.dumps(tags)}", f"pipeline_tag: {_task(model)}"]
-    if facts.base_model is not None:
-        lines.append(f"base_model: {json.dumps(facts.base_model)}")
-    lines.append(f"license: {json.dumps(facts.license or 'unknown')}")
+    if details.base_model is not None:
+        lines.append(f"base_model: {json.dumps(details.base_model)}")
+    lines.append(f"license: {json.dumps(details.license or 'unknown')}")
     return "\n".join([*lines, "---"])
 
 
 def _task(model: nn.Module) -> str:
-    adapter = adapter_for(model)
-    if adapter.pixel_classes(model) is not None:
+    host = host_of(model)
+    if host.outputs().pixel_classes is not None:
         return "image-segmentation"
-    return "image-feature-extraction" if adapter.num_classes(model) is None else "image-classification"
+    return "image-feature-extraction" if host.outputs().num_classes is None else "image-classification"
 
 
-def _method(config: Mapping[str, Any]) -> str | None:
-    return config["method"]["name"] if "method" in config else None
-
-
-def _summary(config: Mapping[str, Any], costs: tuple[Flops, Flops]) -> list[str]:
+def _summary(model: nn.Module, config: Mapping[str, Any], what: Recipe | None, costs: tuple[Flops, Flops]) -> list[str]:
     before, after = costs
-    architecture = escaped(str(config["model"].get("architecture", config["family"])))
-    if config["learn"] is None and _method(config) is None:
+    architecture = escaped(str(config["model"].get("architecture", type(model).__name__)))
+    if what is None:
         said = f"A model saved by pmvit, not compressed: {before.gflops:.3f} GFLOPs (multiply-accumulates) an image."
         return [f"# {architecture}", said]
-    way = "Prune and Merge" if _method(config) is None else escaped(str(_method(config)))
     rows = [
         ("GFLOPs (multiply-accumulates)", f"{before.gflops:.3f}", f"{after.gflops:.3f}"),
         ("parameters", f"{before.parameters / 1e6:.3f} M", f"{after.parameters / 1e6:.3f} M"),
     ]
     return [
         f"# {architecture}, compressed",
-        f"Tokens compressed by {way}: {before.macs / after.macs:.2f}x fewer multiply-accumulates an image.",
+        f"Tokens compressed by {escaped(what.title)}: {before.macs / after.macs:.2f}x fewer multiply-accumulates "
+        "an image.",
         table(("", "original", "compressed"), rows),
     ]
 
@@ -142,35 +134,31 @@ def _blocks(plan: Plan) -> str:
 
 
 def _use(model: nn.Module) -> list[str]:
-    adapter = adapter_for(model)
-    shape = " x ".join(map(str, adapter.input_size(model)))
+    host = host_of(model)
+    shape = " x ".join(map(str, host.input_size()))
     said = f"It takes images of {shape}."
-    with suppress(PmvitError):  # an adapter need not know how images are prepared
-        config = adapter.data_config(model)
+    with suppress(PmvitError):  # a host need not know how images are prepared
+        config = host.data_config()
         said = f"It takes images of {shape}, normalised with mean {config.get('mean')} and std {config.get('std')}."
     code = "import pmvit\n\nmodel = pmvit.load('folder')  # of these files, downloaded; no network, nothing unpickled"
     return ["## Use", fenced(code, "python"), escaped(said)]
 
 
-def _making(config: Mapping[str, Any], plan: Plan | None, facts: Facts) -> list[str]:
-    settings = {**({"learn": config["learn"], **plan.made_by} if plan is not None else {}), **facts.settings}
-    if "method" in config:
-        settings = {"method": config["method"], **settings}
+def _making(config: Mapping[str, Any], compression: Compression | None, details: CardDetails) -> list[str]:
+    settings: dict[str, Any] = {}
+    if compression is not None and isinstance(compression.what, Plan):
+        settings = {"learn": compression.learn, **compression.what.made_by}
+    elif compression is not None:
+        settings = {compression.what.kind: json.loads(compression.what.to_json())}
+    settings |= details.settings
     parts = ["## How it was made"]
-    if facts.command is not None:
-        parts.append(fenced(facts.command, "sh"))
+    if details.command is not None:
+        parts.append(fenced(details.command, "sh"))
     if settings:
         parts.append(fenced(json.dumps(settings, indent=1, default=str), "json"))
-    parts.append(f"Made with pmvit {config['pmvit']}, Python {platform.python_version()}, {', '.join(_versions())}.")
+    used = {**versions(), "pmvit": config["pmvit"]}
+    parts.append(f"Made with {', '.join(f'{name} {number}' for name, number in used.items())}.")
     return [*parts, f"SHA-256 of the tensors: `{config['sha256']['model.safetensors']}`"]
-
-
-def _versions() -> list[str]:
-    found = []
-    for library in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            found.append(f"{library} {version(library)}")
-    return found
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

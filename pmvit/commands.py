@@ -4,6 +4,7 @@ import json
 import platform
 import shlex
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,19 @@ from pmvit.files import read_document, write_text
 
 FILE = "commands.json"
 FORMAT, VERSION = "pmvit-commands", 1
-PACKAGES = ("pmvit", "torch", "timm", "torchvision", "transformers", "numpy", "pillow")
+PACKAGES = (
+    "pmvit",
+    "torch",
+    "timm",
+    "torchvision",
+    "transformers",
+    "segmentation_models_pytorch",
+    "numpy",
+    "pillow",
+)
 
 
+@cache
 def versions() -> dict[str, str]:
     """Python and the packages that results depend on, as far as they are installed."""
     found = {"Python": platform.python_version()}

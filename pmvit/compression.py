@@ -1,7 +1,8 @@
-"""Apply a plan to a model and take it off again."""
+"""Compress a model, by a plan or another method, and take that off again."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import singledispatch
 from typing import Any, TypeVar, get_args
 
 import torch
@@ -9,56 +10,67 @@ from torch import Tensor, nn
 
 from pmvit.config.training import Learn
 from pmvit.errors import PmvitError
-from pmvit.hosts import Adapter, HostChange, adapter_for
+from pmvit.fingerprint import fingerprint
+from pmvit.hosts import Host, HostChange, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.merged_mlp import MergedNorm, SpreadMlp, mlp_matrices
-from pmvit.methods.base import method_of, remove
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
+from pmvit.wrapping import Compression, Original, Recipe, WrappedBlock, compression_of
+
+__all__ = ["Compression", "Original", "compress", "compression_of", "decompress", "plan_of", "record_source"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-@dataclass(frozen=True)
-class Compression:
-    """What was done to a model; `compress` leaves it on the model as `model.compression`."""
-
-    plan: Plan
-    learn: Learn
-    changes: tuple[HostChange, ...]
-
-
-def compression_of(model: nn.Module) -> Compression | None:
-    """What was done to the model, `None` if it is not compressed."""
-    found = getattr(model, "compression", None)
-    return found if isinstance(found, Compression) else None
-
-
-def is_compressed(model: nn.Module) -> bool:
-    """Whether a plan or another method (`pmvit.methods`) was applied to the model."""
-    return compression_of(model) is not None or method_of(model) is not None
-
-
-def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool = False) -> Model:
-    """Wrap the planned blocks of a model: same class, same call, as many tokens in and out as before.
+def compress(model: Model, what: Recipe, *, learn: Learn = "group", inplace: bool = False) -> Model:
+    """Wrap blocks of a model so that they run on fewer tokens: same class, same call.
 
     Args:
         model: The model to compress; a copy is, unless `inplace`.
-        plan: What happens in each block. Blocks where it keeps every token are left unwrapped.
-        learn: What fine-tuning may change of M and R: `group` weights of the planned members, or `dense` matrices.
+        what: A `Plan`, which says what happens in each block (those where it keeps every token are left unwrapped, and
+            as many tokens come out as went in); or a method of `pmvit.methods`, as `Tome(r=13)`.
+        learn: What fine-tuning may change of a plan's M and R: `group` weights of the planned members, or `dense`
+            matrices.
         inplace: Change the given model instead of a copy of it.
 
     Raises:
-        PmvitError: If the plan does not fit the model.
+        PmvitError: If the plan does not fit the model, or the method cannot do what the model needs.
     """
     if learn not in get_args(Learn):
         raise PmvitError(f"learn: expected {' or '.join(get_args(Learn))}, got {learn!r}")
     check_trainable(model)
-    if is_compressed(model):
+    if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model; this one is compressed already: decompress it first")
-    adapter = adapter_for(model)
-    layouts = adapter.layouts(model)
-    names = adapter.block_names(model)
+    original = Original(fingerprint(model))
+    if not inplace:
+        model = copy.deepcopy(model)
+    wrap(model, what, learn, original)
+    return model
+
+
+def wrap(model: nn.Module, what: Recipe, learn: Learn, original: Original) -> None:
+    """Compress a model in place that is known to be uncompressed, and to be made of this original."""
+    changes = wrap_blocks(what, model, learn)
+    model.compression = Compression(what, learn, tuple(changes), original)  # type: ignore[assignment]  # a record
+
+
+@singledispatch
+def wrap_blocks(what: Any, model: nn.Module, learn: Learn) -> list[HostChange]:
+    """Put `WrappedBlock`s in the place of blocks of a model, as one kind of `what` does; one is registered a kind.
+
+    It checks that all fits before it changes the model, and returns what else it changed.
+    """
+    raise PmvitError(
+        f"expected a Plan or a method of pmvit.methods to compress with, as Tome(r=13); got a {type(what).__name__}"
+    )
+
+
+@wrap_blocks.register
+def _(plan: Plan, model: nn.Module, learn: Learn) -> list[HostChange]:
+    host = host_of(model)
+    layouts = host.layouts()
+    names = host.block_names()
     if plan.grid != layouts[0].grid:
         raise PmvitError(
             f"expected a plan for {_grid(layouts[0].grid)} tokens, got one for {_grid(plan.grid)}: "
@@ -72,19 +84,17 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
                 f"block {index}: expected a plan for {_grid(layout.grid)} tokens, got one for "
                 f"{_grid(plan.grids[index])}: is it for another model?"
             )
-    if plan.attention_bias and not adapter.takes_attention_bias:
+    if plan.attention_bias and not host.takes_attention_bias:
         raise PmvitError(
-            f"the adapter for {adapter.family} says of no argument that takes an attention bias: "
+            f"the host {host.key} says of no argument that takes an attention bias: "
             "make the plan with attention_bias=False"
         )
-    if not inplace:
-        model = copy.deepcopy(model)
-    changes: list[HostChange] = adapter.prepare(model)
+    changes: list[HostChange] = host.prepare()
     for index, layer in sorted(plan.layers.items()):
         block = model.get_submodule(names[index])
         parameter = next(block.parameters())
         if layer.mlp is not None:
-            changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index].num_prefix, learn, adapter)
+            changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index].num_prefix, learn, host)
         if layer.is_identity:
             continue
         groups, centres, weights = layer.tensors()
@@ -97,23 +107,22 @@ def compress(model: Model, plan: Plan, *, learn: Learn = "group", inplace: bool 
             reconstruct=plan.reconstruct,
             learn=learn,
             attention_bias=plan.attention_bias,
-            narrow_arguments=adapter.narrow_arguments,
+            arguments_at_centres=host.arguments_at_centres,
             device=parameter.device,
             dtype=parameter.dtype,
         )
         wrapper.train(block.training)
-        changes += adapter.fit(wrapper, layouts[index])
-        adapter.stand_in(wrapper, block)
+        changes += host.fit(wrapper, layouts[index])
+        host.answer_like(wrapper, block)
         model.set_submodule(names[index], wrapper)
-    model.compression = Compression(plan, learn, tuple(changes))  # type: ignore[assignment]  # a record, not a module
-    return model
+    return changes
 
 
 def _merge_before_mlp(
-    block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, adapter: Adapter
+    block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, host: Host
 ) -> list[HostChange]:
     """Give the MLP of a block groups of its own; return what was changed."""
-    parts = adapter.mlp_parts(block)
+    parts = host.part_names(block).mlp
     if parts is None:
         raise PmvitError(
             f"the plan has groups for MLPs alone, and that of a {type(block).__name__} cannot be told apart: "
@@ -140,21 +149,36 @@ def _merge_before_mlp(
 def decompress(model: Model) -> Model:
     """Unwrap the blocks, in place: the model is again made of the very objects it was made of before `compress`.
 
-    The exact inverse of `compress(..., inplace=True)`. What fine-tuning did to the blocks stays; M and R are gone.
-    Other methods (`pmvit.methods`) are taken off just so.
+    The exact inverse of `compress(..., inplace=True)`. What fine-tuning did to the blocks stays; M and R, or what
+    another method brought, are gone.
     """
-    if method_of(model) is not None:
-        return remove(model)
     compression = compression_of(model)
     if compression is None:
         raise PmvitError("expected a compressed model; this one is not compressed")
-    for change in reversed(compression.changes):
-        setattr(change.module, change.attribute, _on_device_of(change.module, change.original))
+    for module, attribute, before in reversed(compression.changes):
+        setattr(module, attribute, _on_device_of(module, before))
     for name, module in list(model.named_modules()):
-        if isinstance(module, PruneMerge):
+        if isinstance(module, WrappedBlock):
             model.set_submodule(name, module.block)
     del model.compression
     return model
+
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """The plan that a model was compressed by, `None` if none was."""
+    compression = compression_of(model)
+    return compression.what if compression is not None and isinstance(compression.what, Plan) else None
+
+
+def record_source(
+    model: nn.Module, source: str, weights: str | None = None, arguments: dict[str, Any] | None = None
+) -> None:
+    """Write down where the original of a compressed model was opened from, as `create_model` takes it."""
+    compression = compression_of(model)
+    if compression is None:
+        raise PmvitError("expected a compressed model; this one is not compressed")
+    original = replace(compression.original, source=source, weights=weights, arguments=arguments or {})
+    model.compression = replace(compression, original=original)  # type: ignore[assignment]  # a record
 
 
 def _on_device_of(module: nn.Module, value: Any) -> Any:

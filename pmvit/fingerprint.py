@@ -10,7 +10,8 @@ def fingerprint(model: nn.Module) -> str:
     """The same for the same class and weights, on any device, and for no others."""
     digest = hashlib.sha256(type(model).__name__.encode())
     for name, parameter in model.named_parameters():
-        value = parameter.detach().cpu().contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        if not parameter.is_meta:
+            value = parameter.detach().cpu().contiguous()
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]

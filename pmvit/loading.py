@@ -16,7 +16,7 @@ from pmvit.data.folder import FolderLoader, image_folder
 from pmvit.data.pixels import pixel_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.errors import PmvitError
-from pmvit.hosts import TimmFeatures, adapter_for, find_adapter, smp
+from pmvit.hosts import TimmFeatures, find_host, host_of, smp
 from pmvit.hosts.hf import loading as hf_loading
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
@@ -101,7 +101,7 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
             "If it was the download that failed, pass the weights as a file"
         ) from None
     if tensors is not None:
-        if isinstance(find_adapter(model), TimmFeatures):
+        if isinstance(find_host(model), TimmFeatures):
             tensors = timm_features.select_weights(model, tensors)
         elif new_head:
             tensors = {
@@ -163,8 +163,8 @@ def _segmenter(name: str, tensors: dict[str, Tensor] | None, where: str, argumen
 
 def num_classes_of(model: nn.Module) -> int | None:
     """How many classes a model tells apart; `None` if it is no classifier."""
-    adapter = find_adapter(model)
-    return getattr(model, "num_classes", None) or None if adapter is None else adapter.num_classes(model)
+    host = find_host(model)
+    return getattr(model, "num_classes", None) or None if host is None else host.outputs().num_classes
 
 
 def open_loader(
@@ -188,14 +188,14 @@ def open_loader(
         first_label: The number of the first class in plain masks.
         options: More for the loader.
     """
-    classes = adapter_for(model).pixel_classes(model)
+    classes = host_of(model).outputs().pixel_classes
     if classes is not None and (labels or has_masks(data)):
         pairs = open_pairs(data, classes, split, first_label)
-        return pixel_loader(pairs, adapter_for(model).data_config(model), whole=whole, **options)
+        return pixel_loader(pairs, host_of(model).data_config(), whole=whole, **options)
     if first_label is not None:
         raise PmvitError(f"first_label is for images with masks; got it for {data}")
     num_classes = num_classes_of(model) if labels else None
-    return image_folder(data, adapter_for(model).data_config(model), num_classes=num_classes, **options)
+    return image_folder(data, host_of(model).data_config(), num_classes=num_classes, **options)
 
 
 def open_validation(
@@ -209,7 +209,7 @@ def open_validation(
 ) -> FolderLoader:
     """Images to validate on, those of one of several processes: whole with their masks, or 64 a process at a time."""
     options: dict[str, Any] = {"workers": workers, "process": process[0], "processes": process[1]}
-    if adapter_for(model).pixel_classes(model) is not None and (labels or has_masks(data)):
+    if host_of(model).outputs().pixel_classes is not None and (labels or has_masks(data)):
         options |= {"whole": True, "split": "val"}
     else:
         options["batch_size"] = 64 * process[1]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from pmvit._system import this_process, wait_for_all
-from pmvit.card import Facts
+from pmvit.card import CardDetails, write_card
 from pmvit.compression import compress
 from pmvit.config import FinetuneConfig, MeasureOptions, MergeCostConfig, PlanConfig, ScoreConfig
 from pmvit.config.training import Learn
@@ -22,7 +22,7 @@ from pmvit.loading import open_loader, open_validation
 from pmvit.measuring import MergeCosts, Scores, measure_by, measure_config, read_measured
 from pmvit.measuring.flops import flops
 from pmvit.planning import Plan, plan_by
-from pmvit.saving import CONFIG_FILE, describe_on_card, load, save
+from pmvit.saving import CONFIG_FILE, check_savable, load, save
 from pmvit.training import finetune
 
 RUN_FILE, COMPRESSED, RESULTS_FILE = "run.json", "compressed", "results.json"
@@ -130,6 +130,7 @@ def run(
         validation = open_validation(
             model, val, labels=tuning.labels, workers=tuning.workers, process=process, first_label=first_label
         )
+        check_savable(model, arguments)
     configs = {"measure": asdict(measuring), "plan": asdict(plan_config), "finetune": asdict(tuning), "learn": learn}
     _claim(folder, {"model": fingerprint(model), "train": str(train), "val": str(val), **configs}, is_main)
     source = measured_file(folder, measuring)
@@ -208,14 +209,15 @@ def _evaluate(
     if is_main:
         write_text(folder / RESULTS_FILE, json.dumps(rows, indent=1) + "\n")
         settings = {"finetune": asdict(tuning)}
-        _complete_card(folder, models["tuned"], Facts(rows, settings))
+        _complete_card(folder, models["tuned"], CardDetails(rows, settings))
         before = {stage: rows[stage] for stage in ("original", "compressed")}
-        _complete_card(folder / COMPRESSED, models["compressed"], Facts(before))
+        _complete_card(folder / COMPRESSED, models["compressed"], CardDetails(before))
 
 
-def _complete_card(folder: Path, model: nn.Module, facts: Facts) -> None:
+def _complete_card(folder: Path, model: nn.Module, details: CardDetails) -> None:
     """Write the card of a saved model again, now that it is known how good it is."""
-    describe_on_card(folder, model, json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")), facts)
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    write_card(folder, model, config, check_savable(model).costs, details)
 
 
 def read_results(folder: Path) -> RunResults:

@@ -26,6 +26,9 @@ from torch import Tensor, nn
 
 from pmvit.config.planning import Reconstruct
 from pmvit.config.training import Learn
+from pmvit.wrapping import WrappedBlock
+
+PRUNED = -1  # the group of a token that is in no group
 
 PRUNED = -1  # the group of a token that is in no group
 
@@ -239,7 +242,7 @@ class TokenMatrices(nn.Module):
         return segment_sum(tokens.reshape(-1, width), repeated, weights).view(batch, -1, width)
 
 
-class PruneMerge(TokenMatrices):
+class PruneMerge(TokenMatrices, WrappedBlock):
     """A transformer block that runs on merged tokens: N tokens in, m through the block, N out.
 
     The block is held as it is and never changed; its M and R are those of `TokenMatrices`.
@@ -251,8 +254,8 @@ class PruneMerge(TokenMatrices):
         centres: The patch token that stands for each group where the host needs a position.
         weights: The weight of each patch token in its group; those of pruned tokens are not read.
         attention_bias: Add the logarithm of each group's size to its attention scores.
-        narrow_arguments: Reduces the other arguments of a block call (rotary embedding, masks) to the groups. It gets
-            this module and the call's keyword arguments and returns the keyword arguments for the block.
+        arguments_at_centres: Reduces the other arguments of a block call (rotary embedding, masks) to the group
+            centres. It gets this module and the call's keyword arguments and returns those for the block.
         options: `num_prefix`, `reconstruct`, `learn`, `device` and `dtype` of `TokenMatrices`; the block stays where it
             is and keeps its type.
     """
@@ -270,12 +273,12 @@ class PruneMerge(TokenMatrices):
         weights: Tensor,
         *,
         attention_bias: bool = False,
-        narrow_arguments: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
+        arguments_at_centres: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(groups, weights, **options)
         self.block = block
-        self.narrow_arguments = narrow_arguments
+        self.arguments_at_centres = arguments_at_centres
         named = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = inspect.signature(block.forward).parameters.values()
         self.argument_names = tuple(p.name for p in parameters if p.kind is named)[1:]  # after the tokens
@@ -312,7 +315,7 @@ class PruneMerge(TokenMatrices):
                 f"expected at most {len(self.argument_names)} arguments after the tokens, got {len(positional)}"
             )
         arguments = {**dict(zip(self.argument_names, positional, strict=False)), **arguments}
-        return arguments if self.narrow_arguments is None else self.narrow_arguments(self, arguments)
+        return arguments if self.arguments_at_centres is None else self.arguments_at_centres(self, arguments)
 
     def _leave(self, tokens: Tensor, merged: Tensor, output: Tensor) -> Tensor:
         if self.reconstruct == "pinv":

@@ -3,43 +3,47 @@
 import copy
 import hashlib
 import json
+import os
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pmvit.card import Facts, write_card
-from pmvit.compression import compress, compression_of, decompress, is_compressed
+from pmvit.card import CardDetails, write_card
+from pmvit.commands import read_commands
+from pmvit.compression import Original, compression_of, decompress, wrap
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, check_writable, parse_document, write_atomically, write_text
-from pmvit.hosts import Adapter, adapter_for, adapter_of_family
+from pmvit.hosts import OLD_FAMILIES, Host, host_class, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
-from pmvit.measuring.flops import flops
-from pmvit.methods.base import apply, method_from, method_of
-from pmvit.planning import Plan
+from pmvit.measuring.flops import Flops, flops
 
-FORMAT, VERSION = "pmvit-model", 1
-MODEL_FILE, PLAN_FILE, CONFIG_FILE = "model.safetensors", "plan.json", "config.json"
+FORMAT, VERSION = "pmvit-model", 2
+MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+RECIPES = {"plan": "pmvit.planning:Plan.from_json", "method": "pmvit.methods:Method.from_json"}  # by kind
 
 
 def save(
-    model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None = None, facts: Facts | None = None
+    model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None = None, card: CardDetails | None = None
 ) -> None:
     """Write a model, compressed (by a plan or another method) or not, so that `load` makes it again without a network.
 
-    Before anything is written, the model is built again from its description and compared on an image.
+    A model that `check_savable` has not seen is checked before anything is written.
 
     Args:
-        model: What `compress` or `methods.compress` returned, or an original model.
-        path: A folder, which gets `model.safetensors`, `plan.json`, `config.json` and a model card, `README.md`; or a
-            single file that ends in `.safetensors` and holds the first three.
+        model: What `compress` returned, or an original model.
+        path: A folder, which gets `model.safetensors`, `config.json`, `plan.json` (or `method.json`) and a model card,
+            `README.md`; or a single file that ends in `.safetensors` and holds the first three.
         arguments: What the host library's model was created with, as far as it cannot be read off the model; an error
             asks for it where it is needed.
-        facts: What the model card says that cannot be read off the model: accuracy, how it was made.
+        card: What the model card says that cannot be read off the model: accuracy, how it was made.
 
     Raises:
         PmvitError: If the model cannot be described so that it can be built again.
@@ -47,64 +51,80 @@ def save(
     path = Path(path)
     check_trainable(model)
     check_output(path)
+    described = check_savable(model, arguments)
     compression = compression_of(model)
-    adapter, description = describe(model, arguments)
+    documents: dict[str, str] = {}
+    record: dict[str, Any] | None = None
+    if compression is not None:
+        documents[f"{compression.what.kind}.json"] = compression.what.to_json()
+        original = _moved(compression.original, path, to_file=True)
+        record = {"kind": compression.what.kind, "learn": compression.learn, "original": asdict(original)}
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    plan_text = compression.plan.to_json() if compression is not None else None
     config = {
         "format": FORMAT,
         "version": VERSION,
         "pmvit": _pmvit_version(),
-        "family": adapter.family,
-        "model": description,
-        "learn": compression.learn if compression is not None else None,
+        "host": described.host,
+        "model": described.model,
+        "compression": record,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
-    if (method := method_of(model)) is not None:
-        config["method"] = method.describe()
-    config["sha256"] = _checksums(config, plan_text, tensors)
-    config_text = json.dumps(config, indent=1) + "\n"
+    config["sha256"] = _checksums(config, documents, tensors)
+    documents[CONFIG_FILE] = json.dumps(config, indent=1) + "\n"
     if path.suffix == ".safetensors":
-        metadata = {CONFIG_FILE: config_text} | ({PLAN_FILE: plan_text} if plan_text is not None else {})
-        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, documents))
         return
     write_atomically(path / MODEL_FILE, lambda temporary: save_file(tensors, temporary))
-    if plan_text is not None:
-        write_text(path / PLAN_FILE, plan_text)
-    describe_on_card(path, model, config, facts or Facts())
-    write_text(path / CONFIG_FILE, config_text)  # last: with its checksums it vouches for the others
+    write_card(path, model, config, described.costs, card or CardDetails())
+    for name, text in documents.items():  # the configuration last: with its checksums it vouches for the others
+        write_text(path / name, text)
 
 
-def describe_on_card(folder: Path, model: nn.Module, config: dict[str, Any], facts: Facts) -> None:
-    """Write the card of a model that was saved, counting what it costs with and without its compression."""
-    plain = _plain_copy(model).float()
-    after = flops(plain)
-    before = flops(decompress(plain)) if is_compressed(plain) else after
-    compression = compression_of(model)
-    write_card(folder, plain, config, compression.plan if compression else None, (before, after), facts)
+@dataclass(frozen=True)
+class Described:
+    """What is written of a model beside its tensors, and found out once.
+
+    Attributes:
+        structure: What the model was made of then.
+        arguments: That were given.
+        host: The key of its host.
+        model: From which the host builds the uncompressed model again.
+        costs: Of the uncompressed model and of the model.
+    """
+
+    structure: str
+    arguments: dict[str, Any]
+    host: str
+    model: dict[str, Any]
+    costs: tuple[Flops, Flops]
 
 
-def _plain_copy(model: nn.Module) -> nn.Module:
-    """A copy on the CPU, without what accelerate puts on a model for mixed precision."""
-    result = copy.deepcopy(model).cpu()
-    for patched in ("forward", "_original_forward"):
-        result.__dict__.pop(patched, None)
-    return result
+_described: WeakKeyDictionary[nn.Module, Described] = WeakKeyDictionary()
 
 
-def describe(model: nn.Module, arguments: dict[str, Any] | None = None) -> tuple[Adapter, dict[str, Any]]:
-    """The adapter of a model, compressed or not, and the description from which it builds the model again.
+def check_savable(model: nn.Module, arguments: dict[str, Any] | None = None) -> Described:
+    """See that a model, compressed or not, can be built again from its description, and compare both on an image.
+
+    The answer holds as long as the model is made of the same modules; asked again, it costs next to nothing.
 
     Raises:
-        PmvitError: If it cannot.
+        PmvitError: If the model cannot be described so that it can be built again.
     """
-    original = _plain_copy(model)
-    if is_compressed(original):
-        decompress(original)
-    adapter = adapter_for(original)
-    description = adapter.describe(original, arguments)
-    _check_description(adapter, original, description)
-    return adapter, description
+    parts = (model, getattr(model, "pretrained_cfg", None), getattr(model, "config", None))
+    known, structure = _described.get(model), "\n".join(map(repr, parts))
+    if known is not None and known.structure == structure and arguments in (None, known.arguments):
+        return known
+    plain = copy.deepcopy(model).cpu()
+    for patched in ("forward", "_original_forward"):  # what accelerate puts on a model for mixed precision
+        plain.__dict__.pop(patched, None)
+    after = flops(plain.float())
+    if compression_of(plain) is not None:
+        decompress(plain)
+    host = host_of(plain)
+    description = host.describe(arguments)
+    _check_description(host, plain, description)
+    _described[model] = Described(structure, arguments or {}, host.key, description, (flops(plain), after))
+    return _described[model]
 
 
 def check_output(path: Path) -> None:
@@ -114,11 +134,11 @@ def check_output(path: Path) -> None:
     check_writable(path if path.suffix == ".safetensors" else path / MODEL_FILE)
 
 
-def _check_description(adapter: Adapter, original: nn.Module, description: dict[str, Any]) -> None:
-    """Build the model from its description and see that it gives the same output; both are left in float32."""
-    rebuilt = adapter.build(description)
+def _check_description(host: Host, original: nn.Module, description: dict[str, Any]) -> None:
+    """Build the model from its description and see that it gives the same output."""
+    rebuilt = host.build(description)
     rebuilt.load_state_dict(original.state_dict())
-    image = torch.randn(1, *adapter.input_size(original), generator=torch.Generator().manual_seed(0))
+    image = torch.randn(1, *host.input_size(), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected, got = (predict(model.float().eval(), image) for model in (original, rebuilt))
     if not torch.allclose(got, expected, rtol=1e-4, atol=1e-4):
@@ -128,17 +148,17 @@ def _check_description(adapter: Adapter, original: nn.Module, description: dict[
         )
 
 
-def _checksums(config: dict[str, Any], plan_text: str | None, tensors: dict[str, Tensor]) -> dict[str, str]:
+def _checksums(config: dict[str, Any], documents: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
     """SHA-256 of each part, by the name of its file."""
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     rest = json.dumps({key: value for key, value in config.items() if key != "sha256"}, sort_keys=True)
-    result = {MODEL_FILE: digest.hexdigest(), CONFIG_FILE: hashlib.sha256(rest.encode()).hexdigest()}
-    if plan_text is not None:
-        result[PLAN_FILE] = hashlib.sha256(plan_text.encode()).hexdigest()
-    return result
+    texts = {CONFIG_FILE: rest, **documents}
+    return {MODEL_FILE: digest.hexdigest()} | {
+        name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()
+    }
 
 
 def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
@@ -149,55 +169,105 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     """
     path = Path(path)
     if path.is_dir():
-        config, plan_text, tensors = _open_folder(path)
+        config, documents, tensors = _open_folder(path)
     elif path.is_file():
-        config, plan_text, tensors = _open_file(path)
+        config, documents, tensors = _open_file(path)
     else:
         raise PmvitError(f"expected a folder or a .safetensors file written by pmvit at {path}; there is none")
-    for name, checksum in _checksums(config, plan_text, tensors).items():
+    for name, checksum in _checksums(config, documents, tensors).items():
         if config["sha256"].get(name) != checksum:
             raise PmvitError(
                 f"{path}: {name} is not what was saved (its SHA-256 differs): it was changed. Save the model again; to "
                 "use an edited plan, load it with Plan.load and compress the original"
             )
-    model = adapter_of_family(config["family"]).build(config["model"]).to(getattr(torch, config["dtype"]))
-    if plan_text is not None:
-        model = compress(model, Plan.from_json(plan_text, f"{path}: plan"), learn=config["learn"], inplace=True)
-    if "method" in config:
-        model = apply(model, method_from(config["method"]), inplace=True)
+    if config["version"] == 1:
+        config = _upgraded(config, documents, path)
+    model = host_class(config["host"]).build(config["model"]).to(getattr(torch, config["dtype"]))
+    if (record := config["compression"]) is not None:
+        kind = record["kind"]
+        if kind not in RECIPES:
+            raise PmvitError(f"{path}: expected a model compressed by a {' or a '.join(RECIPES)}; got {kind!r}")
+        what = resolve_name(RECIPES[kind])(documents[f"{kind}.json"], f"{path}: {kind}")
+        wrap(model, what, record["learn"], _found(record["original"], path))
     load_tensors(model, tensors, str(path), assign=True)
     return model.to(device).eval()
 
 
+def _upgraded(config: dict[str, Any], documents: dict[str, str], path: Path) -> dict[str, Any]:
+    """The configuration of version 1 as version 2 has it: hosts had sentences, methods were in it, originals nowhere.
+
+    An original was kept in `compressed` of a run, and in the model that fine-tuning began with; before fine-tuning, the
+    model itself holds its weights.
+    """
+    kind = "plan" if "plan.json" in documents else "method" if "method" in config else None
+    if kind == "method":
+        documents["method.json"] = json.dumps(config["method"])
+    saved = [path]
+    if (path / "finetune.json").exists():
+        tuning = json.loads((path / "finetune.json").read_text(encoding="utf-8"))
+        saved = [path / "compressed", *map(Path, filter(None, [(tuning.get("command") or {}).get("model")]))]
+    elif any("calibrate" in command["command"] for command in read_commands(path)):
+        saved = []
+    host = OLD_FAMILIES.get(config["family"], config["family"])
+    original = Original(None, saved=tuple(str(one.absolute()) for one in saved))
+    record = {"kind": kind, "learn": config["learn"] or "group", "original": asdict(original)}
+    return {**config, "host": host, "compression": None if kind is None else record}
+
+
+def _found(data: dict[str, Any], path: Path) -> Original:
+    """The original as a model that is at `path` knows it: that model, too, may hold its weights."""
+    check_fields(data, ("fingerprint", "source", "weights", "arguments", "saved"), f"{path}: original")
+    original = _moved(Original(**data), path, to_file=False)
+    if original.fingerprint is None:
+        return original
+    return replace(original, saved=tuple(dict.fromkeys([*original.saved, str(path.absolute())])))
+
+
+def _moved(original: Original, path: Path, *, to_file: bool) -> Original:
+    """With its paths as a file beside them has them, so that all can be moved together; or as they are from here."""
+    folder = path.parent if path.suffix == ".safetensors" else path
+
+    def moved(text: str) -> str:
+        if to_file:
+            return Path(os.path.relpath(text, folder)).as_posix() if Path(text).exists() else text
+        return str((folder / text).resolve()) if (folder / text).exists() else text
+
+    source, weights = (None if text is None else moved(text) for text in (original.source, original.weights))
+    return replace(original, source=source, weights=weights, saved=tuple(map(moved, original.saved)))
+
+
 def _parse_config(text: str, where: str) -> dict[str, Any]:
     config = parse_document(text, FORMAT, VERSION, where)
-    fields = ("format", "version", "pmvit", "family", "model", "learn", "dtype", "sha256")
-    check_fields(config, fields, where, optional=("method",))
-    check_fields(config["sha256"], (MODEL_FILE, CONFIG_FILE), f"{where}: sha256", optional=(PLAN_FILE,))
+    fields = ["format", "version", "pmvit", "model", "dtype", "sha256"]
+    fields += ["family", "learn"] if config["version"] == 1 else ["host", "compression"]
+    check_fields(config, fields, where, optional=("method",) if config["version"] == 1 else ())
+    names = (f"{kind}.json" for kind in RECIPES)
+    check_fields(config["sha256"], (MODEL_FILE, CONFIG_FILE), f"{where}: sha256", optional=names)
     return config
 
 
-def _open_folder(folder: Path) -> tuple[dict[str, Any], str | None, dict[str, Tensor]]:
-    """Configuration, plan and tensors of a folder."""
+def _open_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Tensor]]:
+    """Configuration, other documents and tensors of a folder."""
     try:
         config = _parse_config((folder / CONFIG_FILE).read_text(encoding="utf-8"), str(folder / CONFIG_FILE))
     except FileNotFoundError:
         raise PmvitError(f"expected a model saved by pmvit in {folder}, which has no {CONFIG_FILE}") from None
     except UnicodeDecodeError:
         raise PmvitError(f"expected text in {folder / CONFIG_FILE}, got something else: save the model again") from None
-    for name in (MODEL_FILE, PLAN_FILE):
-        if name in config["sha256"] and not (folder / name).is_file():
+    for name in config["sha256"]:
+        if not (folder / name).is_file():
             raise PmvitError(f"expected {name} in {folder}; it is missing: save the model again")
-    plan_text = (folder / PLAN_FILE).read_text(encoding="utf-8") if PLAN_FILE in config["sha256"] else None
-    return config, plan_text, read_tensors(folder / MODEL_FILE)
+    others = set(config["sha256"]) - {MODEL_FILE, CONFIG_FILE}
+    documents = {name: (folder / name).read_text(encoding="utf-8") for name in others}
+    return config, documents, read_tensors(folder / MODEL_FILE)
 
 
-def _open_file(path: Path) -> tuple[dict[str, Any], str | None, dict[str, Tensor]]:
-    """Configuration, plan and tensors of a single file."""
-    metadata = read_metadata(path)
-    if CONFIG_FILE not in metadata:
+def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Tensor]]:
+    """Configuration, other documents and tensors of a single file."""
+    documents = read_metadata(path)
+    if CONFIG_FILE not in documents:
         raise PmvitError(f"{path} holds weights but no pmvit model: load it as the weights of an architecture instead")
-    return _parse_config(metadata[CONFIG_FILE], f"{path}: config"), metadata.get(PLAN_FILE), read_tensors(path)
+    return _parse_config(documents.pop(CONFIG_FILE), f"{path}: config"), documents, read_tensors(path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit.config.measuring import Loss
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.merged_mlp import mlp_matrices_of
 from pmvit.planning import LayerPlan
@@ -73,16 +73,15 @@ def change(model: nn.Module, plan: pmvit.Plan, images: Tensor) -> float:
 
 def check_mlps(model: nn.Module, plan: pmvit.Plan, images: Tensor) -> None:
     """Where MLPs can run on groups of their own: on tokens in another order they change nothing."""
-    adapter = adapter_for(model)
-    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
-    if any(adapter.mlp_parts(block) is None for block in blocks):
+    host = host_of(model)
+    blocks = [model.get_submodule(name) for name in host.block_names()]
+    if any(host.part_names(block).mlp is None for block in blocks):
         return
     layers = {index: replace(LayerPlan.keep_all(order.num_tokens), mlp=order) for index, order in plan.layers.items()}
     plan = replace(plan, layers=layers)
     small = pmvit.compress(model, plan)
     found = [
-        mlp_matrices_of(block, adapter.mlp_parts(block))
-        for block in map(small.get_submodule, adapter.block_names(small))
+        mlp_matrices_of(block, host.part_names(block).mlp) for block in map(small.get_submodule, host.block_names())
     ]
     check(all(matrices is not None for matrices in found), "groups of an MLP are left out")
     error = change(model, plan, images)
@@ -96,11 +95,11 @@ def try_model(candidate: Candidate) -> Outcome:
     try:
         model = candidate.make()
         randomise(model)
-        adapter = adapter_for(model)
-        layout = adapter.layout(model)
-        names = adapter.block_names(model)
-        grids = tuple(layout.grid for layout in adapter.layouts(model))
-        images = torch.randn(2, *adapter.input_size(model))
+        host = host_of(model)
+        layout = host.layout
+        names = host.block_names()
+        grids = tuple(layout.grid for layout in host.layouts())
+        images = torch.randn(2, *host.input_size())
         with torch.inference_mode():
             logits = predict(model, images)
         loss: Loss = "labels" if gives_logits(model) and logits.dim() == 2 else "embedding"

@@ -9,7 +9,7 @@ from torch import nn
 
 import pmvit
 from pmvit.data.folder import image_folder
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import create_model
 from tests.helpers import make_pictures, small_vit
 
@@ -37,7 +37,7 @@ def deit_tiny() -> nn.Module:
 @pytest.fixture(scope="session")
 def train_batches(deit_tiny: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """64 ImageNet training images in four batches."""
-    config = adapter_for(deit_tiny).data_config(deit_tiny)
+    config = host_of(deit_tiny).data_config()
     loader = image_folder(DATA / "imagenet/train", config, num_classes=1000, batch_size=16, workers=0, shuffle=True)
     return [batch for batch, _ in zip(loader, range(4), strict=False)]
 
@@ -56,7 +56,7 @@ def vit_tiny() -> nn.Module:
 @pytest.fixture(scope="session")
 def real_images(vit_tiny: nn.Module) -> torch.Tensor:
     """Eight ImageNet training images, prepared for ViT-Tiny."""
-    config = adapter_for(vit_tiny).data_config(vit_tiny)
+    config = host_of(vit_tiny).data_config()
     images, _ = next(iter(image_folder(DATA / "imagenet/train", config, batch_size=8, workers=0, shuffle=True)))
     return images
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -85,7 +85,7 @@ def batches() -> Batches:
 
 def image_for(model: nn.Module) -> Tensor:
     """The image whose output is kept."""
-    return torch.randn(1, *adapter_for(model).input_size(model), generator=torch.Generator().manual_seed(0))
+    return torch.randn(1, *host_of(model).input_size(), generator=torch.Generator().manual_seed(0))
 
 
 @torch.inference_mode()
@@ -125,8 +125,3 @@ def measured_in(run: Path) -> dict[str, list[float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     names = ("loss", "cross_entropy")
     return {name: [line[name] for line in lines if name in line] for name in names}
-
-
-def plan_of(model: Any) -> pmvit.Plan | None:
-    """The plan that a model was compressed by, if it was one."""
-    return model.compression.plan if hasattr(model, "compression") else None

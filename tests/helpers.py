@@ -68,7 +68,13 @@ def method_at(name: str, strength: float, model: Any) -> methods.Method:
     """A method at a strength, which has seen noise if it has to see images."""
     kind = methods.METHODS[name]
     noise = [torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(2))]
-    return methods.fitted(kind.at(strength, model), model, noise if kind.looks else None)
+    method = kind.at(strength, model)
+    return method.fit(model, noise) if kind.needs_images else method
+
+
+def tome(model: nn.Module, r: int | tuple[int, ...], **options: Any) -> Any:
+    """A copy of a model that merges r tokens a block."""
+    return pmvit.compress(model, methods.Tome(r, **options))
 
 
 def states(output: Path) -> dict[int, dict[str, Tensor]]:

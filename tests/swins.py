@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 from torchvision.models import swin_transformer
@@ -45,7 +45,7 @@ def small_swin(host: str = "v1", **arguments: Any) -> Any:
 
 
 def images(model: nn.Module, count: int = 2) -> Tensor:
-    size = adapter_for(model).input_size(model)
+    size = host_of(model).input_size()
     return torch.randn(count, *size, generator=torch.Generator().manual_seed(0))
 
 
@@ -62,7 +62,7 @@ def compressed(host: str = "v1", learn: Any = "group", depths: Any = (2, 2), **o
 
 
 def grids_of(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    return tuple(layout.grid for layout in adapter_for(model).layouts(model))
+    return tuple(layout.grid for layout in host_of(model).layouts())
 
 
 def difference(got: Tensor, expected: Tensor) -> float:

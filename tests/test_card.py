@@ -8,13 +8,13 @@ from huggingface_hub import ModelCard
 from torch import nn
 
 import pmvit
-from pmvit.card import CARD_FILE, Facts, escaped, fenced
+from pmvit.card import CARD_FILE, CardDetails, escaped, fenced
 from tests.helpers import QUIET, compressed, small_plan, small_vit
 
 
-def card_of(model: nn.Module, folder: Path, **facts: Any) -> tuple[dict[str, Any], str]:
+def card_of(model: nn.Module, folder: Path, **details: Any) -> tuple[dict[str, Any], str]:
     """The header and the text of the card of a model that is saved."""
-    pmvit.save(model, folder, facts=Facts(**facts))
+    pmvit.save(model, folder, card=CardDetails(**details))
     card = ModelCard.load(folder / CARD_FILE)
     return card.data.to_dict(), card.text
 

@@ -97,7 +97,7 @@ def test_saved_models_come_back_to_the_last_bit(
     pmvit.save(small, tmp_path / target)
     loaded = pmvit.load(tmp_path / target)
     assert torch.equal(logits(loaded), logits(small))
-    assert compression_of(loaded).plan == plan
+    assert compression_of(loaded).what == plan
     assert compression_of(loaded).learn == learn
     assert loaded.pretrained_cfg["input_size"] == [3, 96, 96]
 
@@ -192,9 +192,9 @@ def test_nothing_but_these_files_is_left(small_model: nn.Module, plan: pmvit.Pla
         ),
         ("config.json", lambda data: data.replace(b'"crop_pct": 0.9', b'"crop_pct": 0.8'), "config.json is not what"),
         ("config.json", lambda data: data[:50], "breaks off or is malformed"),
-        ("config.json", lambda data: data.replace(b'"version": 1', b'"version": 9'), "expected version 1"),
-        ("config.json", lambda data: data.replace(b'"learn"', b'"teach"'), "the field 'learn' is missing"),
-        ("config.json", lambda data: data.replace(b"timm plain ViT", b"other"), "config.json is not what was saved"),
+        ("config.json", lambda data: data.replace(b'"version": 2', b'"version": 9'), "expected version 2"),
+        ("config.json", lambda data: data.replace(b'"host"', b'"guest"'), "the field 'host' is missing"),
+        ("config.json", lambda data: data.replace(b"timm-vit", b"timm-swin"), "config.json is not what was saved"),
         ("config.json", lambda data: b"\xff\xfe\x00", "expected text"),
         ("config.json", None, "has no config.json"),
         ("model.safetensors", None, "it is missing"),

@@ -10,26 +10,37 @@ from pathlib import Path
 import pytest
 
 import pmvit
-from pmvit.hosts import host as adapters
+from pmvit.hosts import host as hosts
 from scripts import drawings, results
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_adapter_of_the_documentation_works(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs/adapters.md").read_text(encoding="utf-8")
+def test_the_host_of_the_documentation_works(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/hosts.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     lines = code[code.index("@register") : code.index("model = MyViT()")].strip().splitlines()
     assert len(lines) <= 30
-    before = list(adapters._adapters)
+    before = list(hosts._hosts)
     try:
         exec(code, {})  # noqa: S102  # the very text that users are shown
     finally:
-        adapters._adapters[:] = before
+        hosts._hosts[:] = before
     whole, arrow, small, *shape = capsys.readouterr().out.split()
     assert arrow == "->"
     assert int(small) < int(whole)
     assert " ".join(shape) == "torch.Size([8, 5])"
+
+
+def test_every_method_of_a_host_is_documented() -> None:
+    text = (ROOT / "docs/hosts.md").read_text(encoding="utf-8")
+    table = text[text.index("## All that a host may say") :]
+    named = [name for cell in re.findall(r"^\| (`.*?`) \|", table, flags=re.MULTILINE) for name in cell.split(", ")]
+    methods = [
+        name for name, value in vars(hosts.Host).items() if callable(getattr(hosts.Host, name)) and name[0] != "_"
+    ]
+    assert sorted(name.strip("`") for name in named) == sorted(methods)
+    assert len(methods) <= 18
 
 
 def test_the_clip_example_runs_without_a_network(tmp_path: Path) -> None:

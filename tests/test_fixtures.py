@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 import pmvit
 from pmvit import methods
 from pmvit.commands import read_commands
+from pmvit.compression import plan_of
 from pmvit.config import PlanConfig
 from pmvit.fingerprint import fingerprint
-from pmvit.hosts import adapter_of_family, supported_families
+from pmvit.hosts import OLD_FAMILIES, host_class
 from pmvit.training import Finetuned
 from tests.fixture_parts import (
     COMMAND,
@@ -27,7 +28,6 @@ from tests.fixture_parts import (
     facts_of_plan,
     measured_in,
     outputs_of,
-    plan_of,
     tensors_of,
     write_pictures,
 )
@@ -94,23 +94,22 @@ def test_loaded_models_are_saved_again(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_families_keep_their_names(name: str) -> None:
+def test_hosts_are_found_by_their_old_names(name: str) -> None:
     path = FIXTURES / name
     text = metadata_of(path)["config.json"] if path.is_file() else (path / "config.json").read_text(encoding="utf-8")
     family = json.loads(text)["family"]
     assert family == MODELS[name]["family"]
-    assert family in supported_families()
-    assert adapter_of_family(family).family == family
+    assert host_class(OLD_FAMILIES[family]).matches(saved(name))
 
 
 def test_the_fixtures_hold_what_they_are_for() -> None:
     split, paper, method = (saved(name) for name in ("saved_model", "saved_model.safetensors", "saved_method"))
-    layers = split.compression.plan.layers.values()
+    layers = split.compression.what.layers.values()
     assert any(layer.mlp is not None for layer in layers)
-    assert any(layer.mlp is None for layer in saved("saved_features").compression.plan.layers.values())
-    assert (split.compression.plan.reconstruct, split.compression.plan.attention_bias) == ("residual", True)
-    assert (paper.compression.plan.reconstruct, paper.compression.learn) == ("pinv", "dense")
-    tome = methods.method_of(method)
+    assert any(layer.mlp is None for layer in saved("saved_features").compression.what.layers.values())
+    assert (split.compression.what.reconstruct, split.compression.what.attention_bias) == ("residual", True)
+    assert (paper.compression.what.reconstruct, paper.compression.learn) == ("pinv", "dense")
+    tome = method.compression.what
     assert isinstance(tome, methods.Tome)
     assert (tome.r, document("saved_method/config.json")["method"]["options"]["r"]) == (6, 6)
     assert {entry[0] for entry in MODELS["saved_dpt"]["tensors"].values()} == {"bfloat16", "int64"}
@@ -128,12 +127,12 @@ def test_plans_load_and_are_written_alike(name: str, tmp_path: Path) -> None:
 
 
 def test_plans_fit_what_they_were_made_for() -> None:
-    assert pmvit.Plan.load(FIXTURES / "plan_split.json") == saved("saved_model").compression.plan
+    assert pmvit.Plan.load(FIXTURES / "plan_split.json") == saved("saved_model").compression.what
     swin = pmvit.Plan.load(FIXTURES / "plan_swin.json")
-    assert swin == saved("saved_swin").compression.plan
+    assert swin == saved("saved_swin").compression.what
     assert swin.grids == ((8, 8), (8, 8), (4, 4), (4, 4))
     small = pmvit.compress(saved("saved_original"), pmvit.Plan.load(FIXTURES / "plan.json"))
-    assert [layer.num_pruned for layer in small.compression.plan.layers.values()].count(0) < 3
+    assert [layer.num_pruned for layer in small.compression.what.layers.values()].count(0) < 3
 
 
 def everything_but_values(scores: pmvit.Scores) -> dict[str, Any]:
@@ -222,7 +221,7 @@ def test_fine_tuning_is_resumed(folder: Path, step: int) -> None:
     check_finished(run)
     after = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert after[:step] == before[:step]
-    assert pmvit.load(run / "last").compression.plan == pmvit.load("saved_model").compression.plan
+    assert pmvit.load(run / "last").compression.what == pmvit.load("saved_model").compression.what
 
 
 def test_fine_tuning_is_resumed_from_the_command_line(folder: Path) -> None:

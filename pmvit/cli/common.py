@@ -21,7 +21,7 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from torch import nn
 
-    from pmvit.card import Facts
+    from pmvit.card import CardDetails
     from pmvit.config import MeasureOptions
     from pmvit.data.folder import Broken
     from pmvit.measuring import MergeCosts, Scores
@@ -70,38 +70,48 @@ def meter(model: "nn.Module") -> "Callable[[Plan], float]":
     """Measures speed on random images of the model's size; nothing is measured before a plan has to be."""
     import torch
 
-    from pmvit.hosts import adapter_for
+    from pmvit.hosts import host_of
     from pmvit.runtime.bench.timing import speedup_meter
 
     device = next(model.parameters()).device
-    return speedup_meter(model, torch.randn(16, *adapter_for(model).input_size(model), device=device))
+    return speedup_meter(model, torch.randn(16, *host_of(model).input_size(), device=device))
 
 
 def open_model(name: str, options: ModelOptions, device: str) -> "nn.Module":
     """Make a model of what the user named."""
     from pmvit.loading import create_model
 
-    sizes = {"image_size": options.size, "decoder": options.decoder, "classes": options.classes}
-    more = {key: value for key, value in sizes.items() if value is not None}
-    if more and not name.startswith("segmenter:"):
-        raise PmvitError(f"{', '.join(more)}: expected beside segmenter:NAME alone; got the model {name}")
-    model = create_model(name, options.weights, **pairs("--model-arg", options.model_arg), **more)
+    model = create_model(name, options.weights, **source_of(name, options)["arguments"])
     cast("Any", model).pretrained_cfg.update(pairs("--data-arg", options.data_arg))
     return model.to(device)
 
 
-def facts_of(model: "nn.Module", name: str, weights: Path | None) -> "Facts":
+def source_of(name: str, options: ModelOptions) -> dict[str, Any]:
+    """Where a model is from, as `record_source` takes it."""
+    sizes = {"image_size": options.size, "decoder": options.decoder, "classes": options.classes}
+    more = {key: value for key, value in sizes.items() if value is not None}
+    if more and not name.startswith("segmenter:"):
+        raise PmvitError(f"{', '.join(more)}: expected beside segmenter:NAME alone; got the model {name}")
+    arguments = {**pairs("--model-arg", options.model_arg), **more}
+    return {
+        "source": name,
+        "weights": None if options.weights is None else str(options.weights),
+        "arguments": arguments,
+    }
+
+
+def card_details(model: "nn.Module", name: str, weights: Path | None) -> "CardDetails":
     """What a model card may say of a model that was named so: the command, and where its weights are from if known."""
-    from pmvit.card import Facts
+    from pmvit.card import CardDetails
 
     command = shlex.join(["pmvit", *sys.argv[1:]])
     library, colon, rest = name.partition(":")
     if weights is not None or Path(name).exists():
-        return Facts(command=command)
+        return CardDetails(command=command)
     if colon:
-        return Facts(command=command, base_model=rest if library in ("hf", "hf-hub") else None)
+        return CardDetails(command=command, base_model=rest if library in ("hf", "hf-hub") else None)
     known = getattr(model, "pretrained_cfg", {})
-    return Facts(command=command, base_model=known.get("hf_hub_id"), license=known.get("license"))
+    return CardDetails(command=command, base_model=known.get("hf_hub_id"), license=known.get("license"))
 
 
 def pairs(option: str, texts: tuple[str, ...] | list[str] | None) -> dict[str, Any]:

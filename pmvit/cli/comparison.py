@@ -61,7 +61,7 @@ def compare(
     """Put methods side by side at equal measured GFLOPs, untrained: accuracy, agreement, speed, export."""
     import pmvit
     from pmvit.data.segmentation import has_masks
-    from pmvit.hosts import adapter_for
+    from pmvit.hosts import host_of
     from pmvit.loading import open_loader
 
     if measure_data is None or scores is not None:
@@ -70,7 +70,7 @@ def compare(
     names = None if methods == "all" else names_in(methods)
     reading = opt.made(opt.Reading, options)
     how: dict[str, Any] = {"workers": reading.workers, "shuffle": limit is not None, "limit": limit}
-    if adapter_for(network).pixel_classes(network) is None:
+    if host_of(network).outputs().pixel_classes is None:
         shown = open_loader(network, data, batch_size=reading.batch_size, **how)
     else:
         how |= {"split": "val", "first_label": reading.first_label}

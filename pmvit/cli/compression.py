@@ -18,8 +18,8 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from torch import nn
 
-    from pmvit import methods
     from pmvit.measuring.flops import Flops
+    from pmvit.methods import Method as Other
     from pmvit.planning import Plan
 
 METHOD_HELP = "measured (merge costs; the default), scored (Eq. 9; that of Swin) or paper (its choices)"
@@ -111,11 +111,11 @@ def compress(
     tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
-    from pmvit import methods
+    from pmvit.compression import record_source
     from pmvit.measuring import measure_config, read_measured
     from pmvit.pipeline import measured_file
     from pmvit.planning import plan_by
-    from pmvit.saving import check_output
+    from pmvit.saving import check_output, check_savable
 
     other = method if method in METHODS else None
     ours = None if other else cast("Method | None", method)
@@ -128,31 +128,30 @@ def compress(
             planning = PlanConfig.of(method=ours, **opt.given(options, PlanConfig))
     check_output(output)
     device, is_main = common.join_processes(device)
-    making = opt.made(opt.ModelOptions, options)
-    reading = opt.made(opt.Reading, options)
+    making, reading = opt.made(opt.ModelOptions, options), opt.made(opt.Reading, options)
     network = common.open_model(model, making, device)
+    arguments = common.pairs("--model-arg", making.model_arg)
+    check_savable(network, arguments)  # better found out now than after the images were measured
     if planning is not None and data is not None:
         config = measure_config(network, ours or planning.measurement, common.measure_options(options))
         measured = measured_file(output, config)
         common.measured_on(data, config, network, measured, reading)
     if not is_main:
         return
-    how: Plan | methods.Method
+    what: Plan | Other
     if other is not None:
-        how = _method(network, other, options, data, reading)
-        small = methods.apply(network, how)
+        what = _method(network, other, options, data, reading)
+    elif planning is not None and measured is not None:
+        found = read_measured(measured)
+        found.save(measured_file(output, found.config))
+        what = plan_by(planning, found, common.meter(network))
     else:
-        if planning is not None and measured is not None:
-            found = read_measured(measured)
-            found.save(measured_file(output, found.config))
-            how = plan_by(planning, found, common.meter(network))
-        else:
-            how = pmvit.Plan.load(plan or "")
-        small = pmvit.compress(network, how, learn=learn or "group")
-    facts = common.facts_of(network, model, making.weights)
-    pmvit.save(small, output, arguments=common.pairs("--model-arg", making.model_arg), facts=facts)
+        what = pmvit.Plan.load(plan or "")
+    small = pmvit.compress(network, what, learn=learn or "group")
+    record_source(small, **common.source_of(model, making))
+    pmvit.save(small, output, arguments=arguments, card=common.card_details(network, model, making.weights))
     remember_command(output, after=Path(model))
-    _show(how, pmvit.flops(network), pmvit.flops(small), as_json, {"model": output})
+    _show(what, pmvit.flops(network), pmvit.flops(small), as_json, {"model": output})
     if not as_json:
         console.print(f"compressed model: {output}")
 
@@ -178,16 +177,14 @@ def _check_other(options: dict[str, Any], method: str, data: str | None) -> None
     common.refuse(options, unused, f"for Prune and Merge alone; got it beside --method {method}")
     if data is None:
         common.refuse(options, opt.options_of(opt.Reading), "nothing is read without --data")
-    elif not METHODS[method].looks:
+    elif not METHODS[method].needs_images:
         raise PmvitError(f"--method {method} needs no images, measurements or plan; got {data}")
 
 
-def _method(
-    model: "nn.Module", name: str, options: dict[str, Any], data: str | None, reading: opt.Reading
-) -> "methods.Method":
+def _method(model: "nn.Module", name: str, options: dict[str, Any], data: str | None, reading: opt.Reading) -> "Other":
     """Another method with its options, by a budget if there is one; it may look at images."""
     from pmvit.loading import open_loader
-    from pmvit.methods import fitted, make_method, method_called
+    from pmvit.methods import make_method, method_called
     from pmvit.methods.budget import method_for
 
     images = None if data is None else open_loader(model, data, **asdict(reading))
@@ -198,7 +195,8 @@ def _method(
         numbers = opt.whole_numbers("--r", [options["r"]])
         wanted["r"] = numbers if len(numbers) > 1 else numbers[0]
     if options["gflops"] is None:
-        return fitted(make_method(name, **wanted), model, images)
+        chosen = make_method(name, **wanted)
+        return chosen if images is None else chosen.fit(model, images)
     return method_for(model, method_called(name), options["gflops"], data=images, **wanted)
 
 
@@ -211,19 +209,19 @@ def info(
     """Show what a saved model keeps in each block, and what it costs before and after."""
     import pmvit
     from pmvit.compression import compression_of
-    from pmvit.methods import method_of
+    from pmvit.planning import Plan
 
     network = pmvit.load(model)
     after = pmvit.flops(network)
-    compression, method = compression_of(network), method_of(network)
-    how = method if compression is None else compression.plan
-    if how is None:
+    compression = compression_of(network)
+    if compression is None:
         raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
-    if draw and (as_json or compression is None):
+    what = cast("Plan | Other", compression.what)
+    if draw and (as_json or not isinstance(what, Plan)):
         raise PmvitError("--draw: expected for a plan, and without --json, which draws nothing")
-    _show(how, pmvit.flops(pmvit.decompress(network)), after, as_json)
-    if draw and compression is not None:
-        console.print(compression.plan.draw(console.width))
+    _show(what, pmvit.flops(pmvit.decompress(network)), after, as_json)
+    if draw and isinstance(what, Plan):
+        console.print(what.draw(console.width))
 
 
 def blocks_of(plan: "Plan") -> dict[int, dict[str, int]]:
@@ -240,14 +238,14 @@ def blocks_of(plan: "Plan") -> dict[int, dict[str, int]]:
 
 
 def _show(
-    how: "Plan | methods.Method", before: "Flops", after: "Flops", as_json: bool, more: dict[str, Any] | None = None
+    what: "Plan | Other", before: "Flops", after: "Flops", as_json: bool, more: dict[str, Any] | None = None
 ) -> None:
     """What a plan or another method does to a model, and what that costs before and after."""
     from pmvit.planning import Plan
     from pmvit.planning.drawing import table
 
     if as_json:
-        told = {"blocks": blocks_of(how)} if isinstance(how, Plan) else {"method": how.describe()}
+        told = {"blocks": blocks_of(what)} if isinstance(what, Plan) else {"method": what.describe()}
         print_json({**(more or {}), **told, "original": asdict(before), "compressed": asdict(after)})
         return
     counts = (f"{count / 1e6:.3f} M" for count in (before.parameters, after.parameters))
@@ -255,13 +253,13 @@ def _show(
         ("GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", f"{before.macs / after.macs:.2f}x fewer"),
         ("parameters", *counts, f"{after.parameters / before.parameters - 1:+.2%}"),
     ]
-    if isinstance(how, Plan):
-        console.print(table(how))
+    if isinstance(what, Plan):
+        console.print(table(what))
         share = f"{after.module_macs / after.macs:.2%} of the total"
         rows.append(("merge + reconstruct", "-", f"{after.module_macs / 1e6:.2f} MFLOPs", share))
     else:
-        said = ", ".join(f"{name} {value}" for name, value in how.describe()["options"].items() if value is not None)
-        console.print(f"{how.title}: {said if len(said) < 200 else said[:199] + '…'}")
+        said = ", ".join(f"{name} {value}" for name, value in what.describe()["options"].items() if value is not None)
+        console.print(f"{what.title}: {said if len(said) < 200 else said[:199] + '…'}")
     console.table(("", "original", "compressed", "ratio"), rows)
-    if not isinstance(how, Plan) and how.learns:
+    if not isinstance(what, Plan) and what.needs_training:
         console.print("It has weights of its own, which are random: fine-tune it before you use it.", style="yellow")

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from pmvit.card import Facts
-from pmvit.compression import compress
+from pmvit.card import CardDetails
+from pmvit.compression import compress, record_source
 from pmvit.config import FinetuneConfig
-from pmvit.data.demo import CLASSES, MEAN, STD, demo_images, demo_loader, demo_model
+from pmvit.data.demo import CLASSES, DEMO, MEAN, STD, demo_images, demo_loader, demo_model
 from pmvit.evaluation import Evaluation, evaluate
 from pmvit.files import write_text
 from pmvit.measuring import measure
@@ -21,7 +21,6 @@ from pmvit.pipeline import measured_file
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
 from pmvit.reporting.blocks import blocks_of
-from pmvit.reporting.gallery import DEMO
 from pmvit.reporting.measured import BATCHES, Measured
 from pmvit.reporting.page import report
 from pmvit.reporting.sheets import Photo, about, blocks_sheet
@@ -46,6 +45,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     measured = measure(model, demo_loader("train"))
     chosen = plan(measured, keep=KEEP)
     small = compress(model, chosen)
+    record_source(small, DEMO)
     console.print(table(chosen))
     console.print(chosen.draw(console.width))
 
@@ -55,7 +55,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
 
     original = {"top1": compressed.reference_top1, "images": compressed.images}
     evaluations = {"original": original, "compressed": asdict(compressed), "tuned": asdict(tuned)}
-    save(small, output, facts=Facts(evaluations, {"finetune": asdict(TUNING)}))
+    save(small, output, card=CardDetails(evaluations, {"finetune": asdict(TUNING)}))
     measured.save(measured_file(output, measured.config))
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]

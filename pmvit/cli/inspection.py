@@ -33,17 +33,17 @@ def evaluate(
     import copy
 
     import pmvit
-    from pmvit.compression import is_compressed
+    from pmvit.compression import compression_of
     from pmvit.data.segmentation import has_masks
     from pmvit.evaluation.segmentation import evaluate_segmentation
-    from pmvit.hosts import adapter_for
+    from pmvit.hosts import host_of
     from pmvit.loading import open_loader
 
     reading = opt.made(opt.Reading, options)
     how: dict[str, Any] = {"workers": reading.workers, "strict": strict, "limit": limit, "shuffle": limit is not None}
     network = pmvit.load(model, device=device)
-    original = pmvit.decompress(copy.deepcopy(network)) if is_compressed(network) else None
-    if adapter_for(network).pixel_classes(network) is not None:
+    original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
+    if host_of(network).outputs().pixel_classes is not None:
         how |= {"split": "val", "first_label": reading.first_label}
         masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **how)
         found = evaluate_segmentation(network, masks, reference=original, stride=stride, batch_size=reading.batch_size)

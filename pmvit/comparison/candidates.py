@@ -13,7 +13,7 @@ from pmvit.compression import compress
 from pmvit.errors import PmvitError
 from pmvit.measuring import MergeCosts, Scores
 from pmvit.measuring.flops import flops
-from pmvit.methods import METHODS, apply
+from pmvit.methods import METHODS
 from pmvit.methods.budget import nearest
 from pmvit.planning import plan
 
@@ -29,8 +29,8 @@ class Evidence:
 
     Attributes:
         scores: What `prune-merge` plans with.
-        merge costs: What `measured` plans with.
-        images: A loader, for methods that look at images, and for the gradients of `taylor-pruning`.
+        merge_costs: What `measured` plans with.
+        images: A loader, for methods that need images, and for the gradients of `taylor-pruning`.
     """
 
     scores: Scores | None = None
@@ -41,7 +41,9 @@ class Evidence:
         """All that need no training and for which there is all that they need."""
         ours = [name for name, found in zip(OURS, (self.scores, self.merge_costs), strict=True) if found is not None]
         has_images = self.images is not None
-        others = [name for name, kind in METHODS.items() if not kind.learns and (has_images or not kind.looks)]
+        others = [
+            name for name, kind in METHODS.items() if not kind.needs_training and (has_images or not kind.needs_images)
+        ]
         weights = [name for name, kind in WEIGHTS.items() if has_images or kind != "taylor"]
         return [*ours, *others, *(weights if find_spec("torch_pruning") is not None else [])]
 
@@ -79,7 +81,7 @@ def _made(model: nn.Module, row: Compared, budget: float, evidence: Evidence) ->
         small, ratio = prune_weights(model, budget, importance, evidence.images)
         return replace(row, options={"importance": importance, "ratio": ratio}), small
     kind = METHODS[row.method]
-    method, reached = nearest(model, kind, budget, data=evidence.images if kind.looks else None)
+    method, reached = nearest(model, kind, budget, data=evidence.images if kind.needs_images else None)
     if abs(reached - budget) > FAR * budget:
         raise PmvitError(f"the nearest that it comes to {budget:.4g} GFLOPs is {reached:.4g}")
-    return replace(row, options=method.describe()["options"]), apply(model, method)
+    return replace(row, options=method.describe()["options"]), compress(model, method)

@@ -11,14 +11,14 @@ from torch import nn
 
 from pmvit.comparison.candidates import OURS, Candidate, Evidence, candidate, check_names, counted
 from pmvit.comparison.table import Compared, Comparison
-from pmvit.compression import is_compressed
+from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import evaluate_all
 from pmvit.evaluation.segmentation import evaluate_segmentation
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring import MergeCosts, Scores
-from pmvit.methods import method_of
+from pmvit.methods import Method
 from pmvit.progress import track
 from pmvit.runtime.bench.run import Makers, known_runtimes, measure, ready
 from pmvit.runtime.bench.variants import variant
@@ -58,7 +58,7 @@ def compare(
         methods: Names of `METHODS`, `prune-merge`, `measured`, `magnitude-pruning`, `taylor-pruning`; if not given, all
             that need no training and have what they need. The last two are those of the package torch-pruning.
         scores: What `prune-merge` plans with.
-        merge costs: What `measured` plans with.
+        merge_costs: What `measured` plans with.
         images: A loader of images, others than those of `data`, that `ps-vit` and `taylor-pruning` choose by.
         others: Models that are there already, as fine-tuned ones, by the names they are to have.
         exports: Try whether each is a static graph.
@@ -71,7 +71,7 @@ def compare(
     Raises:
         PmvitError: If the model is compressed, or there is no such method.
     """
-    if is_compressed(model):
+    if compression_of(model) is not None:
         raise PmvitError("expected an original model to compare methods on; this one is compressed: use the original")
     budgets = [gflops] if isinstance(gflops, (int, float)) else list(gflops)
     evidence = Evidence(scores, merge_costs, images)
@@ -85,8 +85,9 @@ def compare(
         row = Compared(f"{name} {budget:g}" if len(budgets) > 1 else name, name, wanted=budget)
         candidates.append(candidate(model, row, budget, evidence))
     for name, other in (others or {}).items():
-        used = method_of(other)
-        candidates.append(counted(Compared(name, "given", {} if used is None else used.describe()), other))
+        used = compression_of(other)
+        described = used.what.describe() if used is not None and isinstance(used.what, Method) else {}
+        candidates.append(counted(Compared(name, "given", described), other))
     candidates = _evaluated(candidates, data, progress)
     if exports:
         candidates = [(row if made is None else replace(row, **tried_export(made)), made) for row, made in candidates]
@@ -98,7 +99,7 @@ def _evaluated(candidates: list[Candidate], data: Iterable[Any], progress: bool)
     if original is None:
         return candidates
     made = [model for _, model in candidates if model is not None]
-    if adapter_for(original).pixel_classes(original) is None:
+    if host_of(original).outputs().pixel_classes is None:
         found: list[Any] = list(evaluate_all(made, data, reference=original, progress=progress))
     else:
         found = [evaluate_segmentation(one, data, reference=original, progress=progress) for one in made]
@@ -108,7 +109,7 @@ def _evaluated(candidates: list[Candidate], data: Iterable[Any], progress: bool)
 
 def tried_export(model: nn.Module) -> dict[str, Any]:
     """Fields of a row: whether `torch.export` makes a graph of a model for any batch size, and if not, why."""
-    images = built_in_images(adapter_for(model).input_size(model), 2)
+    images = built_in_images(host_of(model).input_size(), 2)
     try:
         as_exported(as_module(copy.deepcopy(model).cpu().float().requires_grad_(False)), images, any_batch=True)
     except Exception as error:  # whatever the exporter stumbles over is the result

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
 from pmvit.hosts.timm.parts import is_plain
@@ -110,7 +110,7 @@ def pruned(model: nn.Module, ratio: float, importance: Importance, gradients: di
         warnings.filterwarnings("ignore", "Unwrapped parameters")  # class token and positions keep their width
         torch_pruning.pruner.BasePruner(
             small,
-            torch.zeros(1, *adapter_for(model).input_size(model), device=next(small.parameters()).device),
+            torch.zeros(1, *host_of(model).input_size(), device=next(small.parameters()).device),
             importance=kinds.GroupTaylorImportance() if importance == "taylor" else kinds.GroupMagnitudeImportance(p=2),
             global_pruning=True,
             isomorphic=True,

@@ -7,6 +7,7 @@ import timm
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+DEMO = "demo"  # what the model and its images are called where a name or a path is asked for
 FOLDER = Path(__file__).with_name("demo")
 CLASSES = (
     "T-shirt",

@@ -13,7 +13,7 @@ from pmvit.evaluation.classification import measure, measure_embeddings
 from pmvit.evaluation.intervals import Estimate, resampled, wilson
 from pmvit.evaluation.segmentation import PixelCounts, classes_at
 from pmvit.evaluation.sliding import sliding_logits
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.progress import track
@@ -61,7 +61,7 @@ def evaluate_pair(
     """
     numbers: dict[str, list[Tensor]] = {}
     seen = 0
-    run = _pixels if adapter_for(model).pixel_classes(model) is not None else _images
+    run = _pixels if host_of(model).outputs().pixel_classes is not None else _images
     total = len(data) if isinstance(data, Sized) else None
     with evaluation_mode(model), evaluation_mode(original), torch.inference_mode():
         for batch in track(data, "evaluate", total, show=progress):
@@ -94,12 +94,12 @@ def _images(model: nn.Module, original: nn.Module, images: Tensor, labels: Tenso
 
 def _pixels(model: nn.Module, original: nn.Module, images: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
     """Of each class: pixels that are rightly predicted, labelled and predicted, (images, 2, 3, classes)."""
-    adapter = adapter_for(model)
+    host = host_of(model)
     device = next(model.parameters()).device
-    window = adapter.input_size(model)[1:]
+    window = host.input_size()[1:]
     labels = labels if labels is not None and labels.dim() == 3 else None
     size = tuple((images if labels is None else labels).shape[-2:])
-    counts = PixelCounts(adapter.pixel_classes(model) or 0, device)
+    counts = PixelCounts(host.outputs().pixel_classes or 0, device)
     classes = [classes_at(sliding_logits(each, images.to(device), window), size) for each in (original, model)]
     agreement = (classes[0] == classes[1]).double().flatten(1).mean(1).cpu()
     if labels is None:

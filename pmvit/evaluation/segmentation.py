@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from pmvit.data.batches import IGNORED, check_labels, count_batches, unpack
 from pmvit.errors import PmvitError
 from pmvit.evaluation.sliding import check_stride, count_windows, sliding_logits
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.measuring.flops import flops
 from pmvit.progress import track
@@ -206,12 +206,12 @@ def count_pixels(
     progress: bool = True,
 ) -> SegmentationCounts:
     """`evaluate_segmentation` of a part of the images: what `pooled` puts together."""
-    adapter = adapter_for(model)
-    classes = adapter.pixel_classes(model)
+    host = host_of(model)
+    classes = host.outputs().pixel_classes
     if classes is None:
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not: use evaluate")
     device = next(model.parameters()).device
-    size = window or adapter.input_size(model)[1:]
+    size = window or host.input_size()[1:]
     strides = check_stride(size, stride)
     models = [model] if reference is None else [model, reference]
     costs = [flops(candidate).gflops for candidate in models]

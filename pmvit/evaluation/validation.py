@@ -12,7 +12,7 @@ from pmvit.data.batches import unpack
 from pmvit.evaluation import classification, segmentation
 from pmvit.evaluation.classification import Evaluation
 from pmvit.evaluation.segmentation import SegmentationEvaluation
-from pmvit.hosts import find_adapter
+from pmvit.hosts import find_host
 
 AnyEvaluation = Evaluation | SegmentationEvaluation
 
@@ -45,8 +45,8 @@ def validate(
 
 def labels_pixels(model: nn.Module) -> bool:
     """Whether a model labels the pixels of an image, and not the image."""
-    adapter = find_adapter(model)
-    return adapter is not None and adapter.pixel_classes(model) is not None
+    host = find_host(model)
+    return host is not None and host.outputs().pixel_classes is not None
 
 
 def evaluation_from(data: dict[str, Any]) -> AnyEvaluation:

@@ -1,18 +1,19 @@
-"""Adapters: one a family of host models, found through a registry."""
+"""Hosts: what pmvit knows of other libraries' models, one class a family, found through a registry."""
 
 from pmvit.hosts.hf.swin import HuggingFaceSwin
 from pmvit.hosts.hf.vit import HuggingFaceViT
 from pmvit.hosts.host import (
-    Adapter,
+    OLD_FAMILIES,
+    Host,
     HostChange,
     TokenLayout,
-    adapter_for,
-    adapter_of_family,
-    find_adapter,
+    find_host,
+    host_class,
+    host_of,
     register,
     supported_families,
 )
-from pmvit.hosts.segmenter.host import SegmenterAdapter
+from pmvit.hosts.segmenter.host import SegmenterHost
 from pmvit.hosts.smp import SmpDpt
 from pmvit.hosts.timm.features import TimmFeatures
 from pmvit.hosts.timm.swin import TimmSwin
@@ -21,11 +22,12 @@ from pmvit.hosts.torchvision.swin import TorchvisionSwin
 from pmvit.hosts.torchvision.vit import TorchvisionViT
 
 __all__ = [
-    "Adapter",
+    "OLD_FAMILIES",
+    "Host",
     "HostChange",
     "HuggingFaceSwin",
     "HuggingFaceViT",
-    "SegmenterAdapter",
+    "SegmenterHost",
     "SmpDpt",
     "TimmFeatures",
     "TimmSwin",
@@ -33,9 +35,9 @@ __all__ = [
     "TokenLayout",
     "TorchvisionSwin",
     "TorchvisionViT",
-    "adapter_for",
-    "adapter_of_family",
-    "find_adapter",
+    "find_host",
+    "host_class",
+    "host_of",
     "register",
     "supported_families",
 ]

@@ -1,50 +1,78 @@
-"""What pmvit has to know of a host model, and the registry that finds the adapter of a model."""
+"""What pmvit has to know of a host, a model of another library: `Host`, and the registry that finds it for a model."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
+from pmvit.hosts.parts import PlainParts
 from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows
 
+AnyModule = Any  # a module of another library: an nn.Module whose attributes have no types
+
 EXAMPLE = """
-    from pmvit.hosts import Adapter, TokenLayout, register
+    from pmvit.hosts import Host, TokenLayout, register
 
     @register
-    class MyViT(Adapter):
-        family = "MyViT of my_library"
+    class MyHost(Host):
+        key, family = "my-vit", "MyViT of my_library"
 
-        def matches(self, model):
+        @classmethod
+        def matches(cls, model):
             return isinstance(model, my_library.MyViT)
 
-        def layout(self, model):
-            return TokenLayout(grid=(14, 14), num_prefix=1)
+        def block_names(self):
+            return [f"encoder.layers.{i}" for i in range(len(self.model.encoder.layers))]
 
-        def block_names(self, model):
-            return [f"encoder.layers.{i}" for i in range(len(model.encoder.layers))]
+        def layouts(self):
+            return [TokenLayout(grid=(14, 14), num_prefix=1)] * len(self.block_names())
 
-        def input_size(self, model):
+        def input_size(self):
             return (3, 224, 224)
 """
 
+DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")  # of `Host.data_config`
+# Saved models named their host by these sentences before hosts had keys.
+OLD_FAMILIES = {
+    "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, ViT-RelPos)": (
+        "timm-vit"
+    ),
+    "timm Swin (SwinTransformer, SwinTransformerV2)": "timm-swin",
+    "timm feature extractor (features_only=True on a plain ViT)": "timm-features",
+    "Hugging Face ViT (ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP, MAE, YOLOS and what is built on them)": "hf-vit",
+    "Hugging Face Swin (Swin, Swin v2)": "hf-swin",
+    "torchvision VisionTransformer": "torchvision-vit",
+    "torchvision Swin (swin_t, swin_s, swin_b, swin_v2_t, swin_v2_s, swin_v2_b)": "torchvision-swin",
+    "Segmenter (linear or mask-transformer decoder on a timm VisionTransformer)": "segmenter",
+    "segmentation_models_pytorch DPT (on a timm plain ViT)": "smp-dpt",
+}
 
-Half = Literal["attention", "mlp"]  # of a block, each with what normalises before it and the addition after it
-DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")  # of `Adapter.data_config`
 
+@dataclass(frozen=True)
+class TokenLayout:
+    """What the tokens of a block are: a grid of patches after `num_prefix` tokens of other kinds.
 
-class TokenLayout(NamedTuple):
-    """Where the tokens of a block come from: a grid of patches, after `num_prefix` tokens of other kinds.
-
-    Where attention stays inside windows of the grid, `windows` says which.
+    Attributes:
+        grid: Rows and columns of patches.
+        num_prefix: How many tokens are no patches: class token, distillation token, registers.
+        windows: The windows of the grid that attention stays inside, if it does.
+        has_class_token: Whether the first token is a class token; if not given, it is where there are prefix tokens.
+        num_suffix: How many of the prefix tokens the host puts behind the patches instead (YOLOS).
     """
 
     grid: tuple[int, int]
     num_prefix: int
     windows: Windows | None = None
+    has_class_token: bool | None = None
+    num_suffix: int = 0
+
+    def __post_init__(self) -> None:
+        if self.has_class_token is None:
+            object.__setattr__(self, "has_class_token", self.num_prefix > 0)
 
     @property
     def num_patches(self) -> int:
@@ -55,226 +83,218 @@ class TokenLayout(NamedTuple):
         return self.num_prefix + self.num_patches
 
 
-class Run(NamedTuple):
-    """How a block is to run for inference: it computes its first `num_outputs` tokens, with keys and values of all.
+class Outputs(NamedTuple):
+    """What a model puts out.
 
     Attributes:
-        num_tokens: How many tokens it gets.
-        num_outputs: How many tokens to compute.
-        bias: To add to the attention scores of each token, if any.
-        target: What is to run it.
-        inplace: It may write to its input.
-        half: Only this half of it; its MLP computes every token it gets.
+        gives_logits: Scores of classes; otherwise an embedding or features.
+        num_classes: How many classes an image may have; `None` if the model is no image classifier.
+        pixel_classes: How many classes a pixel may have; `None` if the model does not label pixels.
+        returns_tensor: Calling the model with images gives a tensor; if not, `pmvit.hosts.outputs` makes one of it.
     """
 
-    num_tokens: int
-    num_outputs: int
-    bias: Tensor | None
-    target: Target
-    inplace: bool
-    half: Half | None = None
+    gives_logits: bool = True
+    num_classes: int | None = None
+    pixel_classes: int | None = None
+    returns_tensor: bool = True
+
+
+class Reading(NamedTuple):
+    """Where tokens are read outside the blocks.
+
+    Attributes:
+        spans: The names of the blocks, first to last, parted wherever anything but the next block reads or changes the
+            tokens, as a feature pyramid does.
+        num_read: How many of the first tokens are read behind the last block; `None` for all of them.
+        default_skip: Blocks that a plan leaves alone unless it is told which; negative numbers count from the last.
+    """
+
+    spans: list[list[str]]
+    num_read: int | None = None
+    default_skip: tuple[int, ...] = ()
+
+
+class PartNames(NamedTuple):
+    """Paths of parts of a block.
+
+    Attributes:
+        mlp: What normalises tokens before the MLP, and the MLP, if the block computes `y + f(mlp(norm(y)))` and all
+            three work on each token by itself. Without, the MLP runs on the tokens that attention runs on.
+        without_tokens: Parts whose cost does not depend on the number of tokens.
+        on_padding: Parts that also run on the padding of windows, attention among them.
+    """
+
+    mlp: tuple[str, str] | None = None
+    without_tokens: tuple[str, ...] = ()
+    on_padding: tuple[str, ...] = ()
 
 
 class HostChange(NamedTuple):
-    """One attribute of a host module that compression had to change, and what it was before."""
+    """One attribute of a host's module that compression had to change, and what it was before."""
 
     module: nn.Module
     attribute: str
     original: Any
 
 
-class Adapter:
-    """Knows one family of host models. A subclass has to say where the blocks and the tokens are; the rest is optional.
+class Host:
+    """What pmvit knows of one model. Four methods say where blocks and tokens are; the others have a default.
 
-    The values that Eq. 9 needs are read where every host hands them to `scaled_dot_product_attention`.
+    The values that Eq. 9 needs are read where every host calls `scaled_dot_product_attention`.
+
+    Attributes:
+        key: A short name that never changes: saved models name their host by it.
+        family: Which models these are, for people.
+        takes_attention_bias: A block can add a bias to its attention scores, which then count the members of groups.
+        keeps_grid: The blocks take and return tokens in rows and columns.
     """
 
+    key: str
     family: str
     takes_attention_bias: bool = False
-    keeps_grid: bool = False  # the blocks take and return tokens in rows and columns
-    returns_tensor: bool = True  # calling the model with images gives a tensor; if not, `call` may do something else
+    keeps_grid: bool = False
 
-    def call(self, model: nn.Module, images: Tensor) -> Any:
-        """Run the model on images; `pmvit.hosts.outputs` makes a tensor of what comes out."""
-        return model(images)
+    def __init__(self, model: nn.Module) -> None:
+        self.model: AnyModule = model
 
-    def gives_logits(self, model: nn.Module) -> bool:
-        """Whether it puts out scores of classes; otherwise an embedding or features."""
-        return True
+    @property
+    def layout(self) -> TokenLayout:
+        """That of the first block."""
+        return self.layouts()[0]
 
-    def num_classes(self, model: nn.Module) -> int | None:
-        """How many classes an image may have; `None` if the model is no image classifier."""
-        return getattr(model, "num_classes", None) or None
+    @classmethod
+    def matches(cls, model: nn.Module) -> bool:
+        """Required: whether this class knows the model."""
+        raise _missing(cls, "matches")
 
-    def pixel_classes(self, model: nn.Module) -> int | None:
-        """How many classes a pixel may have; `None` if the model is none that labels pixels."""
-        return None
+    def block_names(self) -> list[str]:
+        """Required: the module paths of the transformer blocks, first to last."""
+        raise _missing(type(self), "block_names")
 
-    def default_skip(self, model: nn.Module) -> tuple[int, ...]:
-        """Blocks that a plan leaves alone unless it is told which; negative numbers count from the last."""
-        return ()
+    def layouts(self) -> list[TokenLayout]:
+        """Required: what the tokens of each block are, first to last."""
+        raise _missing(type(self), "layouts")
 
-    def matches(self, model: nn.Module) -> bool:
-        """Whether this adapter serves the model."""
-        raise _missing(self, "matches")
+    def input_size(self) -> tuple[int, int, int]:
+        """Required: channels, height and width of the images the model takes."""
+        raise _missing(type(self), "input_size")
 
-    def layout(self, model: nn.Module) -> TokenLayout:
-        """The token grid and the number of prefix tokens, at the first block."""
-        raise _missing(self, "layout")
+    def call(self, images: Tensor) -> Any:
+        """Run the model on images."""
+        return self.model(images)
 
-    def layouts(self, model: nn.Module) -> list[TokenLayout]:
-        """The layout at each block, first to last; the same at all of them unless an adapter says otherwise."""
-        return [self.layout(model)] * len(self.block_names(model))
+    def outputs(self) -> Outputs:
+        """What the model puts out: logits of `model.num_classes` classes, unless a host says otherwise."""
+        return Outputs(num_classes=getattr(self.model, "num_classes", None) or None)
 
-    def block_names(self, model: nn.Module) -> list[str]:
-        """The module paths of the transformer blocks, first to last."""
-        raise _missing(self, "block_names")
+    def reading(self) -> Reading:
+        """Where tokens are read outside the blocks: all of them behind the last one, unless a host says otherwise."""
+        return Reading([self.block_names()])
 
-    def input_size(self, model: nn.Module) -> tuple[int, int, int]:
-        """Channels, height and width of the images the model takes."""
-        raise _missing(self, "input_size")
-
-    def runs(self, model: nn.Module) -> list[list[str]]:
-        """The names of the blocks, parted where anything else than a block reads or changes the tokens in between."""
-        return [self.block_names(model)]
-
-    def prepare(self, model: nn.Module) -> list[HostChange]:
+    def prepare(self) -> list[HostChange]:
         """Change what has to be changed outside the blocks before they are wrapped; return what was changed."""
         return []
 
     def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
-        """Make a wrapped block run on its groups; return what was changed. `narrow` is enough for most hosts."""
-        return self.narrow(wrapper)
-
-    def stand_in(self, module: nn.Module, block: nn.Module) -> None:
-        """Let a module that takes the place of a block, all tokens in and all out, do what the host expects of one."""
-
-    def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
-        """Reduce to the groups what a block holds per token (position biases); return what was changed."""
+        """Reduce what a wrapped block holds per token (position biases) to the group centres; return what changed."""
         return []
 
-    def narrow_arguments(self, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Reduce to the groups what a block is called with per token (rotary embedding, masks).
+    def answer_like(self, module: nn.Module, block: nn.Module) -> None:
+        """Give a module that takes the place of a block, all tokens in and all out, what else is expected of one."""
 
-        An adapter that `takes_attention_bias` also hands the block `wrapper.log_sizes`, if there are any.
+    @classmethod
+    def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Reduce what a block is called with per token (rotary embedding, masks) to the group centres.
+
+        A host that `takes_attention_bias` also passes `wrapper.log_sizes` to the block, if there are any.
         """
         return arguments
 
-    def num_suffix(self, model: nn.Module) -> int:
-        """How many of the prefix tokens stand behind the patches when a block hands them on."""
-        return 0
+    def freeze_control_flow(self) -> None:
+        """Make constants of tensors that decide outside the blocks what runs: no graph can ask them."""
 
-    def has_class_token(self, model: nn.Module) -> bool:
-        """Whether the first token is a class token."""
-        return self.layout(model).num_prefix > 0
+    def plain_parts(self, block: nn.Module) -> PlainParts | None:
+        """What a block is made of, if it is plain: normalise, attend, add; normalise, MLP, add. `None` otherwise."""
+        return None
 
-    def parts_without_tokens(self, block: nn.Module) -> list[str]:
-        """Paths of parts of a block whose cost does not depend on the tokens it runs on."""
-        return []
+    def part_names(self, block: nn.Module) -> PartNames:
+        """Where in a block are parts that costs and plans have to tell apart."""
+        return PartNames()
 
-    def mlp_parts(self, block: nn.Module) -> tuple[str, str] | None:
-        """Names of a block's two parts, what normalises tokens and the MLP, if it computes `y + f(mlp(norm(y)))`.
+    def observed(self, counting: bool = False) -> AbstractContextManager[Any]:
+        """Let attention go through `scaled_dot_product_attention` and nothing be computed twice, then as before.
 
-        Both have to look at each token by itself, and f as well. `None` if the block computes anything else: then its
-        MLP runs on the tokens that attention runs on.
+        Args:
+            counting: Products are to be counted; where the model's own can be, it may stay as it is.
         """
-        return None
-
-    def parts_on_padding(self, block: nn.Module) -> list[str]:
-        """Paths of parts of a block, attention among them, that run on the padding of windows as on tokens."""
-        return []
-
-    def tokens_read(self, model: nn.Module) -> int | None:
-        """How many of the first tokens are read after the blocks; `None` for all of them."""
-        return None
-
-    def settle(self, model: nn.Module) -> None:
-        """Make a constant of what decides the course of a model outside its blocks, in a copy that is only to run."""
-
-    def inference_block(self, block: nn.Module, run: Run) -> nn.Module:
-        """A block for inference alone, for which `computes_partly` is true, that runs as it is told."""
-        raise _missing(self, "inference_block")
-
-    def halves(self, block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
-        """A block as its library runs it, in two: tokens with the update of attention, then with that of the MLP.
-
-        `None` where it cannot be taken apart. Only benchmarks ask: they slice tokens away in between.
-        """
-        return None
-
-    def computes_partly(self, block: nn.Module) -> bool:
-        """Whether `inference_block` knows the block; its tokens may then come in any order."""
-        return False
-
-    def for_scoring(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Put the model in the state scoring needs (fused attention on, no recomputation) and back afterwards."""
         return nullcontext()
 
-    def for_counting(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Put the model in a state in which every product can be counted; usually that for scoring."""
-        return self.for_scoring(model)
-
-    def describe(self, model: nn.Module, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         """What `build` needs to make the same (uncompressed) model again, as JSON data."""
-        raise _missing(self, "describe")
+        raise _missing(type(self), "describe")
 
-    def build(self, description: dict[str, Any]) -> nn.Module:
+    @classmethod
+    def build(cls, description: dict[str, Any]) -> nn.Module:
         """Make the model that `describe` described, with any weights and without a network."""
-        raise _missing(self, "build")
+        raise _missing(cls, "build")
 
-    def data_config(self, model: nn.Module) -> dict[str, Any]:
+    def data_config(self) -> dict[str, Any]:
         """How images are prepared for the model: timm's data configuration."""
-        raise _missing(self, "data_config")
+        raise _missing(type(self), "data_config")
 
 
-def _missing(adapter: Adapter, method: str) -> PmvitError:
+def _missing(host: type[Host], method: str) -> PmvitError:
     return PmvitError(
-        f"the adapter {type(adapter).__name__} has no `{method}`: add that method to use pmvit for this with its models"
+        f"the host {host.__name__} has no `{method}`: add that method to use pmvit for this with its models"
     )
 
 
-_adapters: list[Adapter] = []
+AnyHost = TypeVar("AnyHost", bound=Host)
+_hosts: list[type[Host]] = []
 
 
-def register(adapter: type[Adapter]) -> type[Adapter]:
-    """Class decorator: add an adapter. Those registered last are asked first."""
-    _adapters.insert(0, adapter())
-    return adapter
+def register(host: type[AnyHost]) -> type[AnyHost]:
+    """Class decorator: make a host known. Those registered last are asked first."""
+    for name in ("key", "family"):
+        if not isinstance(getattr(host, name, None), str):
+            raise PmvitError(f"expected a text as `{name}` of the host {host.__name__}; there is none")
+    _hosts.insert(0, host)
+    return host
 
 
 def supported_families() -> list[str]:
-    """The families that have an adapter."""
-    return [adapter.family for adapter in reversed(_adapters)]
+    """The families of all hosts."""
+    return [host.family for host in reversed(_hosts)]
 
 
-def find_adapter(model: nn.Module) -> Adapter | None:
-    """The adapter of a model, `None` if no adapter knows it."""
-    return next((adapter for adapter in _adapters if adapter.matches(model)), None)
+def find_host(model: nn.Module) -> Host | None:
+    """The host of a model, `None` if there is none."""
+    return next((host(model) for host in _hosts if host.matches(model)), None)
 
 
-def adapter_for(model: nn.Module) -> Adapter:
-    """Find the adapter of a model.
+def host_of(model: nn.Module) -> Host:
+    """Find the host of a model.
 
     Raises:
-        PmvitError: If no adapter knows the model; the message lists the families and shows how to add one.
+        PmvitError: If there is none; the message lists the families and shows how to add one.
     """
-    adapter = find_adapter(model)
-    if adapter is not None:
-        return adapter
+    host = find_host(model)
+    if host is not None:
+        return host
     families = "".join(f"\n  - {family}" for family in supported_families())
     raise PmvitError(
-        f"expected one of the supported vision transformers; no adapter knows a {type(model).__module__}."
+        f"expected one of the supported vision transformers; no host knows a {type(model).__module__}."
         f"{type(model).__name__}\nSupported are:{families}\n"
         f"To add it, say where its blocks and tokens are:\n{EXAMPLE}"
     )
 
 
-def adapter_of_family(family: str) -> Adapter:
-    """Find an adapter by the name of its family, as a saved model has it."""
-    for adapter in _adapters:
-        if adapter.family == family:
-            return adapter
-    raise PmvitError(f"expected one of the families {', '.join(supported_families())}; got {family!r}")
+def host_class(key: str) -> type[Host]:
+    """Find a host by its key, as a saved model has it."""
+    for host in _hosts:
+        if host.key == key:
+            return host
+    raise PmvitError(f"expected one of the hosts {', '.join(host.key for host in reversed(_hosts))}; got {key!r}")
 
 
 def select_tokens(tensor: Tensor, tokens: Tensor, *dims: int) -> Tensor:
@@ -284,7 +304,7 @@ def select_tokens(tensor: Tensor, tokens: Tensor, *dims: int) -> Tensor:
     return tensor
 
 
-def narrow_bias(bias: Tensor, centres: Tensor) -> Tensor:
+def bias_at_centres(bias: Tensor, centres: Tensor) -> Tensor:
     """Keep the rows and columns of the centres of a bias or mask; a dimension of size 1 is broadcast and stays."""
     return select_tokens(bias, centres, *(dim for dim in (-2, -1) if bias.shape[dim] > 1))
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.hosts.host import Adapter, find_adapter
+from pmvit.hosts.host import Host, find_host
 
 # What stands for a model that returns several things: the first of these that there is.
 NAMES = (
@@ -82,14 +82,14 @@ def logits_of(output: Any) -> Tensor:
 
 def predict(model: nn.Module, images: Tensor) -> Tensor:
     """Run a model of any library on images: its logits, classes last, or what else it makes of them."""
-    adapter = find_adapter(model)
-    return logits_of(model(images) if adapter is None else adapter.call(model, images))
+    host = find_host(model)
+    return logits_of(model(images) if host is None else host.call(images))
 
 
 def gives_logits(model: nn.Module) -> bool:
     """Whether a model puts out scores of classes, and not an embedding or features."""
-    adapter = find_adapter(model)
-    return adapter is None or adapter.gives_logits(model)
+    host = find_host(model)
+    return host is None or host.outputs().gives_logits
 
 
 class Predictor(nn.Module):
@@ -97,24 +97,24 @@ class Predictor(nn.Module):
 
     Args:
         model: The model.
-        adapter: Its adapter.
+        kind: The class of its host.
         apart: Return several feature maps as they are, not in one row.
     """
 
-    def __init__(self, model: nn.Module, adapter: Adapter, apart: bool = False) -> None:
+    def __init__(self, model: nn.Module, kind: type[Host], apart: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.adapter = adapter
+        self.kind = kind
         self.apart = apart
 
     def forward(self, images: Tensor) -> Parts:
-        output = self.adapter.call(self.model, images)
+        output = self.kind(self.model).call(images)
         return parts_of(output) if self.apart else as_tensor(output)
 
 
 def as_module(model: nn.Module, apart: bool = False) -> nn.Module:
     """The model itself if it maps images to a tensor, else a `Predictor` around it."""
-    adapter = find_adapter(model)
-    if adapter is None or adapter.returns_tensor:
+    host = find_host(model)
+    if host is None or host.outputs().returns_tensor:
         return model
-    return Predictor(model, adapter, apart).train(model.training)
+    return Predictor(model, type(host), apart).train(model.training)

@@ -1,4 +1,4 @@
-"""Adapter for DPT of segmentation_models_pytorch on one of timm's plain vision transformers.
+"""DPT of segmentation_models_pytorch on one of timm's plain vision transformers.
 
 The package is imported only where a model has to be made: whoever has one of its models has imported it.
 """
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
-from pmvit.hosts.host import DATA_KEYS, register
-from pmvit.hosts.timm.encoder import ENCODERS, OnTimmViT
+from pmvit.hosts.host import DATA_KEYS, AnyModule, Outputs, register
+from pmvit.hosts.timm.encoder import OnTimmViT
 from pmvit.hosts.timm.model import FORBIDDEN_ARGUMENTS, shapes_of
 
-Host = Any  # the models of segmentation_models_pytorch: nn.Modules whose attributes have no types
 PACKAGE = "segmentation_models_pytorch"
 WITH_LOGITS = (nn.Identity, nn.LogSoftmax)  # what may end a head whose numbers are to be logits
 
@@ -27,38 +26,38 @@ WITH_LOGITS = (nn.Identity, nn.LogSoftmax)  # what may end a head whose numbers 
 class SmpDpt(OnTimmViT):
     """The blocks stand in `model.encoder.model.blocks`; the decoder reads tokens after some of them."""
 
+    key = "smp-dpt"
     family = "segmentation_models_pytorch DPT (on a timm plain ViT)"
     path = "encoder.model"
-    returns_tensor = False
 
-    def matches(self, model: Host) -> bool:
+    @classmethod
+    def matches(cls, model: AnyModule) -> bool:
         dpt = getattr(sys.modules.get(PACKAGE), "DPT", None)
-        return dpt is not None and isinstance(model, dpt) and isinstance(model.encoder.model, self.classes)
+        return dpt is not None and isinstance(model, dpt) and isinstance(model.encoder.model, cls.classes)
 
-    def call(self, model: Host, images: Tensor) -> Any:
-        output = model(images)
+    def call(self, images: Tensor) -> Any:
+        output = self.model(images)
         return output[0] if isinstance(output, tuple) else output  # an auxiliary classifier puts out a second one
 
-    def blocks_read(self, model: Host) -> list[int]:
-        depth = len(model.encoder.model.blocks)
-        return [int(index) % depth for index in model.encoder._output_indices]
+    def blocks_read(self) -> list[int]:
+        depth = len(self.encoder.model.blocks)
+        return [int(index) % depth for index in self.model.encoder._output_indices]
 
-    def gives_logits(self, model: Host) -> bool:
-        return isinstance(model.segmentation_head.activation.activation, WITH_LOGITS)
+    def outputs(self) -> Outputs:
+        gives_logits = isinstance(self.model.segmentation_head.activation.activation, WITH_LOGITS)
+        channels = int(self.model.segmentation_head.head[-1].out_channels)
+        classes = max(channels, 2) if gives_logits else None  # one channel tells two classes apart
+        return Outputs(gives_logits, pixel_classes=classes, returns_tensor=False)
 
-    def pixel_classes(self, model: Host) -> int | None:
-        channels = int(model.segmentation_head.head[-1].out_channels)
-        return max(channels, 2) if self.gives_logits(model) else None  # one channel tells two classes apart
-
-    def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
-        config = {**model.config, **(arguments or {}), "encoder_weights": None}
-        encoder = self.encoder(model)
+    def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+        config = {**self.model.config, **(arguments or {}), "encoder_weights": None}
+        encoder = self.encoder.model
         if not _is_known(config["encoder_name"]):  # it came from a hub: its architecture is one of timm's
             config["encoder_name"] = f"tu-{encoder.pretrained_cfg.get('architecture')}"
         description = {"architecture": "DPT", "arguments": json.loads(json.dumps(config))}
-        description["data"] = self.data_config(model)
+        description["data"] = self.data_config()
         with torch.device("meta"):
-            expected, got = shapes_of(model), shapes_of(self.build(description))
+            expected, got = shapes_of(self.model), shapes_of(self.build(description))
         if expected != got:
             raise PmvitError(
                 f"segmentation_models_pytorch.DPT(**{config}) does not make this model again (first difference: "
@@ -66,7 +65,8 @@ class SmpDpt(OnTimmViT):
             )
         return description
 
-    def build(self, description: dict[str, Any]) -> Host:
+    @classmethod
+    def build(cls, description: dict[str, Any]) -> AnyModule:
         check_fields(description, ("architecture", "arguments", "data"), "the description of the model")
         arguments = description["arguments"]
         if description["architecture"] != "DPT":
@@ -77,8 +77,8 @@ class SmpDpt(OnTimmViT):
         model.pretrained_cfg.update(check_fields(description["data"], DATA_KEYS, "the model's data configuration"))
         return model
 
-    def data_config(self, model: Host) -> dict[str, Any]:
-        return ENCODERS.data_config(self.encoder(model))
+    def data_config(self) -> dict[str, Any]:
+        return self.encoder.data_config()
 
 
 def _is_known(encoder_name: Any) -> bool:
@@ -87,7 +87,7 @@ def _is_known(encoder_name: Any) -> bool:
     return is_timm and bool(timm.is_model(encoder_name.removeprefix("tu-")))
 
 
-def _make(arguments: dict[str, Any]) -> Host:
+def _make(arguments: dict[str, Any]) -> AnyModule:
     """A DPT without its weights."""
     try:
         import segmentation_models_pytorch as smp
@@ -101,7 +101,7 @@ def _make(arguments: dict[str, Any]) -> Host:
             "is timm too old for it?"
         )
     try:
-        model: Host = smp.DPT(**{**arguments, "encoder_weights": None})
+        model: AnyModule = smp.DPT(**{**arguments, "encoder_weights": None})
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise PmvitError(f"{PACKAGE} cannot make a DPT with {arguments} ({error})") from None
     model.pretrained_cfg = model.encoder.model.pretrained_cfg  # how images are prepared, as timm's own models have it
@@ -121,7 +121,7 @@ def is_folder(path: Path) -> bool:
     return "_model_class" in _config(path)
 
 
-def from_folder(path: Path) -> Host:
+def from_folder(path: Path) -> AnyModule:
     """The model that `save_pretrained` wrote, without its weights.
 
     Raises:

@@ -11,7 +11,7 @@ from pmvit.config import MergeCostConfig
 from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.cost_recorder import EffectRecorder, Place
@@ -19,7 +19,7 @@ from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
 from pmvit.measuring.merge_costs import HALVES, MergeCosts
 from pmvit.measuring.merging import Clusters, Step, mirrored, neighbours, order_merges
 from pmvit.progress import Bar
-from pmvit.prune_merge import PruneMerge
+from pmvit.wrapping import compression_of
 
 ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a cost by about 6 %
 
@@ -42,11 +42,11 @@ def measure_merge_costs(
     Raises:
         PmvitError: If the model attends inside windows, what is measured is not finite, or the input does not fit.
     """
-    if any(isinstance(module, PruneMerge) for module in model.modules()):
+    if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
     check_trainable(model)
-    adapter = adapter_for(model)
-    layouts = adapter.layouts(model)
+    host = host_of(model)
+    layouts = host.layouts()
     if not can_measure_merges(model):
         raise PmvitError(
             f"expected attention over the whole of one grid to measure merges; a {type(model).__name__} attends inside "
@@ -71,13 +71,13 @@ def measure_merge_costs(
         images=sum(map(len, batches)),
         model=fingerprint(model),
         data=str(getattr(loader, "name", type(loader).__name__)),
-        skip=adapter.default_skip(model),
+        skip=host.reading().default_skip,
     )
 
 
 def can_measure_merges(model: nn.Module) -> bool:
     """Whether merges of this model can be measured: all its blocks attend over the whole of one grid."""
-    layouts = adapter_for(model).layouts(model)
+    layouts = host_of(model).layouts()
     return all(layout.windows is None and layout == layouts[0] for layout in layouts)
 
 
@@ -105,19 +105,19 @@ def _effects(
     model: nn.Module, batches: list[Tensor], config: MergeCostConfig, progress: bool
 ) -> tuple[list[Place], list[Tensor]]:
     """Random combinations of the `E` of all images, for each block or half of one: (rows, patches, patches)."""
-    adapter = adapter_for(model)
-    layout = adapter.layout(model)
-    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
-    parts = [adapter.mlp_parts(block) if config.parts == "split" else None for block in blocks]
+    host = host_of(model)
+    layout = host.layout
+    blocks = [model.get_submodule(name) for name in host.block_names()]
+    parts = [host.part_names(block).mlp if config.parts == "split" else None for block in blocks]
     norms = [
         None if names is None else block.get_submodule(names[0]) for block, names in zip(blocks, parts, strict=True)
     ]
     generator = torch.Generator().manual_seed(config.seed)
-    is_logits = adapter.gives_logits(model)
+    is_logits = host.outputs().gives_logits
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
-        states.enter_context(adapter.for_scoring(model))
+        states.enter_context(host.observed())
         recorder = EffectRecorder(blocks, layout, norms)
         states.callback(recorder.remove_hooks)
         places = recorder.places()

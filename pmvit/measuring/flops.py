@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from pmvit.hosts import Adapter, adapter_for
+from pmvit.hosts import Host, host_of
 from pmvit.hosts.modes import evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import Predictor, as_module
 from pmvit.merged_mlp import MergedNorm, SpreadMlp
@@ -123,11 +123,11 @@ def elementwise_macs(num_tokens: int, num_groups: int, width: int) -> int:
 def _count(model: nn.Module) -> tuple[dict[str, dict[Any, int]], str]:
     """Run one image through the model in evaluation mode and count: FLOPs by module and operator, the model's name."""
     parameter = next(model.parameters())
-    adapter = adapter_for(model)
-    image = torch.zeros(1, *adapter.input_size(model), device=parameter.device, dtype=parameter.dtype)
+    host = host_of(model)
+    image = torch.zeros(1, *host.input_size(), device=parameter.device, dtype=parameter.dtype)
     counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
     module = as_module(model)
-    with evaluation_mode(model), frozen_parameters(model), adapter.for_counting(model), torch.no_grad(), counter:
+    with evaluation_mode(model), frozen_parameters(model), host.observed(counting=True), torch.no_grad(), counter:
         module(image)
     root = type(module).__name__
     return counter.get_flop_counts(), f"{root}.model" if isinstance(module, Predictor) else root
@@ -141,7 +141,7 @@ def flops(model: nn.Module) -> Flops:
     as one FLOP, and normalisation, activations and residual additions of the host do not count.
     """
     counts, root = _count(model)
-    adapter = adapter_for(model)
+    host = host_of(model)
     wrappers = {name: module for name, module in model.named_modules() if isinstance(module, PruneMerge)}
     products = shortcuts = 0
     for name, wrapper in wrappers.items():
@@ -150,7 +150,7 @@ def flops(model: nn.Module) -> Flops:
         inside = sum(counts[f"{root}.{name}.block"].values())
         products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
         num_tokens, num_groups = wrapper.token_mask.numel(), wrapper.centres.numel()
-        shortcuts += elementwise_macs(num_tokens, num_groups, _width(adapter, wrapper.block))
+        shortcuts += elementwise_macs(num_tokens, num_groups, _width(host, wrapper.block))
     for name, module in model.named_modules():
         if isinstance(module, (MergedNorm, SpreadMlp)):
             inside = sum(counts.get(f"{root}.{name}.mlp", {}).values())
@@ -171,26 +171,26 @@ def model_cost(model: nn.Module) -> ModelCost:
     """Measure what each block of an uncompressed model costs and how it grows with the number of tokens."""
     counts, root = _count(model)
     blocks = []
-    adapter = adapter_for(model)
-    for name in adapter.block_names(model):
+    host = host_of(model)
+    for name in host.block_names():
         block = model.get_submodule(name)
         by_operator = counts[f"{root}.{name}"]
         quadratic = sum(n for operator, n in by_operator.items() if operator in _ATTENTION) // 2
-        apart = [counts.get(f"{root}.{name}.{part}", {}) for part in adapter.parts_without_tokens(block)]
+        apart = [counts.get(f"{root}.{name}.{part}", {}) for part in host.part_names(block).without_tokens]
         constant = sum(sum(part.values()) for part in apart) // 2
         linear = sum(by_operator.values()) // 2 - quadratic - constant
-        inside = [counts.get(f"{root}.{name}.{part}", {}) for part in adapter.parts_on_padding(block)]
+        inside = [counts.get(f"{root}.{name}.{part}", {}) for part in host.part_names(block).on_padding]
         padded = sum(sum(part.values()) for part in inside) // 2 - quadratic - constant if inside else 0
-        parts = adapter.mlp_parts(block)
+        parts = host.part_names(block).mlp
         mlp = sum(counts.get(f"{root}.{name}.{parts[1]}", {}).values()) // 2 if parts is not None else 0
-        blocks.append(BlockCost(linear, quadratic, constant, _width(adapter, block), padded, mlp))
+        blocks.append(BlockCost(linear, quadratic, constant, _width(host, block), padded, mlp))
     outside = sum(counts["Global"].values()) // 2 - sum(int(block.macs(1.0)) for block in blocks)
     return ModelCost(outside, tuple(blocks))
 
 
-def _width(adapter: Adapter, block: nn.Module) -> int:
+def _width(host: Host, block: nn.Module) -> int:
     """Numbers a token: what the block's first projection takes."""
-    apart = tuple(f"{path}." for path in adapter.parts_without_tokens(block))
+    apart = tuple(f"{path}." for path in host.part_names(block).without_tokens)
     for name, module in block.named_modules():
         if isinstance(module, nn.Linear) and not name.startswith(apart):
             return module.in_features

@@ -59,7 +59,7 @@ class Listener(TorchFunctionMode):
         if silent and self.heard[silent[0]]:
             raise PmvitError(
                 f"block {silent[0]}: no gradient arrives, so what the model puts out does not depend on this block: "
-                "leave it out of the adapter's block names"
+                "leave it out of the host's block names"
             )
         if silent:
             raise PmvitError(

@@ -50,8 +50,8 @@ class Recorder(Listener):
 
     def _add_heard(self, layer: int, scores: Tensor) -> None:
         """Add what attention told: of the tokens of an image, or of the places of each window."""
-        grid, _, windows = self.layouts[layer]
-        self._add(layer, scores if windows is None else windows.to_grid(scores, grid))
+        layout = self.layouts[layer]
+        self._add(layer, scores if layout.windows is None else layout.windows.to_grid(scores, layout.grid))
 
     def attend(
         self,

@@ -17,14 +17,14 @@ from pmvit.config import ScoreConfig
 from pmvit.data.batches import IGNORED, check_labels, count_batches, resize_labels, unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.flops import model_cost
 from pmvit.measuring.score_recorder import Recorder
 from pmvit.measuring.scores import PARTIAL_FORMAT, Scores
 from pmvit.progress import track
-from pmvit.prune_merge import PruneMerge
+from pmvit.wrapping import compression_of
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 ENDS: dict[str, Any] = {"iterations": 1, "limit": None}  # what may change before scoring goes on
@@ -86,19 +86,19 @@ def score(
     Raises:
         PmvitError: If scores are not finite or all zero (the message names the layer), or the input does not fit.
     """
-    if any(isinstance(module, PruneMerge) for module in model.modules()):
+    if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
     check_trainable(model)
-    adapter = adapter_for(model)
-    layouts = adapter.layouts(model)
-    if "class_attn" in config.scorer and not adapter.has_class_token(model):
+    host = host_of(model)
+    layouts = host.layouts()
+    if "class_attn" in config.scorer and not host.layout.has_class_token:
         raise PmvitError(f"the scorer {config.scorer} needs a class token, and this model has none: use grad_attn")
-    if config.scorer.startswith("grad") and config.loss != "embedding" and not adapter.gives_logits(model):
+    if config.scorer.startswith("grad") and config.loss != "embedding" and not host.outputs().gives_logits:
         raise PmvitError(
             f"the loss {config.loss} needs a model with classes; this {type(model).__name__} puts out an embedding or "
             'features: use loss="embedding"'
         )
-    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
+    blocks = [model.get_submodule(name) for name in host.block_names()]
     shape = (len(blocks), max(layout.num_patches for layout in layouts))
     start = Scores(
         values=torch.zeros(shape, dtype=torch.float64),
@@ -112,7 +112,7 @@ def score(
         data=str(getattr(loader, "name", type(loader).__name__)),
         grids=tuple(layout.grid for layout in layouts),
         windows=tuple(layout.windows for layout in layouts),
-        skip=adapter.default_skip(model),
+        skip=host.reading().default_skip,
     )
     if config.scorer == "random":
         generator = torch.Generator().manual_seed(config.seed)
@@ -125,7 +125,7 @@ def score(
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
-        states.enter_context(adapter.for_scoring(model))
+        states.enter_context(host.observed())
         recorder = Recorder(config.scorer, blocks, layouts)
         states.callback(recorder.remove_hooks)
         total = _number_of_batches(loader, config.iterations)

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pmvit.data.seeding import seed_for
 from pmvit.errors import PmvitError
-from pmvit.methods.attention import finish, mlp_update
-from pmvit.methods.base import Host, Method, MethodBlock, register
+from pmvit.methods.attention import finish, mlp_update, queries_keys_values
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site, register
 
 STEPS = 7  # halvings of the range of widths
 FINEST = 6.0  # of that range: the smallest width, as a power of two below the largest
@@ -67,23 +67,18 @@ class ActBlock(MethodBlock):
     directions: Tensor
     mixers: Tensor
 
-    def __init__(self, block: Host, prototypes: int, hashes: int, num_prefix: int, seed: int) -> None:
-        super().__init__(block)
-        self.prototypes = prototypes
-        self.num_prefix = num_prefix
-        generator = torch.Generator().manual_seed(seed)
-        directions = torch.randn(block.attn.head_dim, hashes, generator=generator)
-        mixers = torch.randint(1, 2**31, (hashes,), generator=generator)  # tell buckets apart by one number
+    def __init__(self, block: Any, site: Site, method: "Act") -> None:
+        super().__init__(block, site)
+        self.prototypes = method.prototypes
+        generator = torch.Generator().manual_seed(seed_for(method.seed, site.number))
+        directions = torch.randn(block.attn.head_dim, method.hashes, generator=generator)
+        mixers = torch.randint(1, 2**31, (method.hashes,), generator=generator)  # tell buckets apart by one number
         self.register_buffer("directions", directions, persistent=False)
         self.register_buffer("mixers", mixers, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        attention: Host = self.block.attn
-        batch, count, _ = tokens.shape
-        qkv = attention.qkv(self.block.norm1(tokens))  # type: ignore[operator]  # a module
-        qkv = qkv.reshape(batch, count, 3, attention.num_heads, attention.head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        query, key = attention.q_norm(query), attention.k_norm(key)
+        attention: Any = self.block.attn
+        query, key, value = queries_keys_values(self.block, tokens)
         prefix, patches = query.tensor_split([self.num_prefix], dim=2)
         with torch.no_grad():
             buckets = cluster(patches, self.directions.to(patches), self.mixers, self.prototypes)
@@ -120,12 +115,8 @@ class Act(Method):
             raise PmvitError(f"expected prototypes and hashes of 1 and more; got {self.prototypes} and {self.hashes}")
 
     @classmethod
-    def at(cls: type[A], strength: float, encoder: Host, **options: Any) -> A:
+    def at(cls: type[A], strength: float, encoder: Encoder, **options: Any) -> A:
         return cls(max(round((1 - strength) * encoder.patch_embed.num_patches), 1), **options)
 
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        if self.prototypes >= encoder.patch_embed.num_patches:
-            return
-        for number, block in enumerate(encoder.blocks):
-            seed = seed_for(self.seed, number)
-            encoder.blocks[number] = ActBlock(block, self.prototypes, self.hashes, encoder.num_prefix_tokens, seed)
+    def block_for(self, block: nn.Module, site: Site) -> ActBlock | None:
+        return None if self.prototypes >= site.num_patches else ActBlock(block, site, self)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Host = Any  # timm's modules: their attributes have no types
+Block = Any  # timm's: its attributes have no types
 
 
 class Attended(NamedTuple):
@@ -21,8 +21,16 @@ class Attended(NamedTuple):
     maps: Tensor | None = None
 
 
+def queries_keys_values(block: Block, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What attention is computed of, each (batch, heads, tokens, width)."""
+    attention = block.attn
+    qkv = attention.qkv(block.norm1(tokens)).unflatten(-1, (3, attention.num_heads, attention.head_dim))
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    return attention.q_norm(query), attention.k_norm(key), value
+
+
 def attend(
-    block: Host, tokens: Tensor, bias: Tensor | None = None, *, maps: bool = False, mask: Tensor | None = None
+    block: Block, tokens: Tensor, bias: Tensor | None = None, *, maps: bool = False, mask: Tensor | None = None
 ) -> Attended:
     """The first half of a plain block, up to its residual addition.
 
@@ -34,10 +42,7 @@ def attend(
         mask: How much each key counts for each query, (batch, 1, queries, keys), before they are made to sum to one.
     """
     attention = block.attn
-    batch, count, _ = tokens.shape
-    qkv = attention.qkv(block.norm1(tokens)).reshape(batch, count, 3, attention.num_heads, attention.head_dim)
-    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    query, key = attention.q_norm(query), attention.k_norm(key)
+    query, key, value = queries_keys_values(block, tokens)
     found = None
     if maps or mask is not None:
         scores = query * attention.scale @ key.transpose(-2, -1)
@@ -50,7 +55,7 @@ def attend(
     return Attended(finish(block, attended), query, key, found)
 
 
-def attend_from(block: Host, tokens: Tensor, places: Tensor) -> Tensor:
+def attend_from(block: Block, tokens: Tensor, places: Tensor) -> Tensor:
     """What attention adds to the tokens at some places, the same in every image, that attend to all of them."""
     attention = block.attn
     batch, count, _ = tokens.shape
@@ -69,7 +74,7 @@ def attend_from(block: Host, tokens: Tensor, places: Tensor) -> Tensor:
     return finish(block, attended)
 
 
-def finish(block: Host, attended: Tensor) -> Tensor:
+def finish(block: Block, attended: Tensor) -> Tensor:
     """What attention adds to the tokens, of (batch, heads, tokens, width) weighted values."""
     attention = block.attn
     joined = attended.transpose(1, 2).flatten(2)
@@ -83,7 +88,7 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def class_attention(block: Host, attended: Attended) -> Tensor:
+def class_attention(block: Block, attended: Attended) -> Tensor:
     """How much the class token attends to each token: (batch, tokens), the mean over the heads."""
     if attended.maps is not None:
         return attended.maps[:, :, 0].mean(1)
@@ -91,7 +96,7 @@ def class_attention(block: Host, attended: Attended) -> Tensor:
     return scores.softmax(-1).mean(1).squeeze(1)
 
 
-def mlp_update(block: Host, tokens: Tensor) -> Tensor:
+def mlp_update(block: Block, tokens: Tensor) -> Tensor:
     """The second half of a plain block, up to its residual addition."""
     output: Tensor = block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
     return output

@@ -1,52 +1,59 @@
-"""What all methods share: a method is its options, it wraps the blocks of a model, and it can be taken off again."""
+"""What all methods share: a method is its options, and wraps the blocks of a model when `compress` is given it."""
 
-import copy
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import nn
 
+from pmvit.compression import wrap_blocks
+from pmvit.config.training import Learn
 from pmvit.errors import PmvitError
 from pmvit.files import config_from
+from pmvit.hosts import HostChange
 from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.hosts.timm.parts import is_plain
+from pmvit.wrapping import WrappedBlock
 
-Model = TypeVar("Model", bound=nn.Module)
 M = TypeVar("M", bound="Method")
 MethodClass = TypeVar("MethodClass", bound="type[Method]")
-Host = Any  # timm's models: nn.Modules whose attributes have no types
+Encoder = Any  # timm's vision transformer: its attributes have no types
 
 
-class MethodBlock(nn.Module):
-    """Stands in the place of a block and runs it its own way; `block` is the block as it was."""
+class Site(NamedTuple):
+    """Where a block is in an encoder.
 
-    def __init__(self, block: nn.Module) -> None:
+    Attributes:
+        number: Of the block, from 0.
+        depth: How many blocks there are.
+        num_prefix: How many tokens stand before the patches.
+        grid: Rows and columns of patches.
+        dense: What reads the tokens after the last block needs every one of them, in its place.
+    """
+
+    number: int
+    depth: int
+    num_prefix: int
+    grid: tuple[int, int]
+    dense: bool
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
+class MethodBlock(WrappedBlock):
+    """A block as a method runs it."""
+
+    def __init__(self, block: nn.Module, site: Site) -> None:
         super().__init__()
         self.block = block
         self.training = block.training
-
-    def extra_loss(self) -> Tensor | None:
-        """What the last pass while training adds to the loss, once; `None` for nothing."""
-        return None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One pass of a model while training, as a method may learn from it.
-
-    Attributes:
-        images: As the model got them.
-        logits: What it made of them.
-        wanted: The class that each image should have: its label, or what the teacher says.
-    """
-
-    images: Tensor
-    logits: Tensor
-    wanted: Tensor
+        self.num_prefix = site.num_prefix
+        self.is_last = site.number == site.depth - 1
 
 
 @dataclass(frozen=True)
@@ -58,29 +65,29 @@ class Method(ABC):
         title: As its paper writes it.
         gives_all_tokens: Whether every token comes out again, in its place.
         needs_class_token: Whether it reads the attention of a class token.
-        learns: Whether it has weights of its own, which are of no use before they are trained.
-        looks: Whether it has to see images before it can be put on a model: `observe`, then `fit`.
+        needs_class_pooling: Whether the head has to read the class token alone.
+        needs_training: Whether it has weights of its own, which are of no use before they are trained.
+        needs_images: Whether it has to `fit` a model and images before it can be put on the model.
+        old_options: Names that options had in files of earlier versions, and those that they have now.
     """
 
+    kind: ClassVar[str] = "method"
     name: ClassVar[str]
     title: ClassVar[str]
     gives_all_tokens: ClassVar[bool] = False
     needs_class_token: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
-    looks: ClassVar[bool] = False
+    needs_class_pooling: ClassVar[bool] = False
+    needs_training: ClassVar[bool] = False
+    needs_images: ClassVar[bool] = False
+    old_options: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        """Put `MethodBlock`s in the place of blocks of an encoder, one of timm's vision transformers.
-
-        Args:
-            encoder: To change.
-            dense: What reads the tokens after the last block needs every one of them, in its place.
-        """
+    def block_for(self, block: nn.Module, site: Site) -> MethodBlock | None:
+        """What takes the place of a block; `None` to leave it as it is."""
 
     @classmethod
     @abstractmethod
-    def at(cls: type[M], strength: float, encoder: Host, **options: Any) -> M:
+    def at(cls: type[M], strength: float, encoder: Encoder, **options: Any) -> M:
         """The method at a strength of 0 (nothing is reduced) to 1 (as much as it can).
 
         Args:
@@ -89,24 +96,34 @@ class Method(ABC):
             options: Those of the method but the one that says how much it reduces.
         """
 
+    def fit(self: M, model: nn.Module, data: Iterable[Any]) -> M:
+        """The method with what it chooses for a model by the images of a loader; for one that `needs_images`."""
+        return self.choose(self.observe(model, data))
+
     @classmethod
     def observe(cls, model: nn.Module, data: Iterable[Any]) -> Any:
-        """What a method that looks has to know of a model and its images, whatever its strength."""
+        """What a method that needs images has to know of a model and its images, whatever its strength."""
         raise PmvitError(f"{cls.name} is put on a model as it is; got data, which it would not look at")
 
-    def fit(self: M, observed: Any) -> M:
-        """The method with what it chooses by what it observed."""
+    def choose(self: M, observed: Any) -> M:
+        """The method with what it chooses by what `observe` returned."""
         return self
 
-    def extra_loss(self, model: nn.Module, step: Step | None) -> Tensor | None:
-        """What the last pass of a model while training adds to the loss, once; `None` for nothing."""
-        blocks = [module for module in model.modules() if isinstance(module, MethodBlock)]
-        losses = [loss for block in blocks if (loss := block.extra_loss()) is not None]
-        return torch.stack(losses).sum() if losses else None
+    def to_json(self) -> str:
+        """Its name and options, from which `from_json` makes it again."""
+        return json.dumps(self.describe())
 
     def describe(self) -> dict[str, Any]:
-        """What `method_from` needs to make it again, as JSON data."""
+        """Its name and options as JSON data."""
         return {"name": self.name, "options": asdict(self)}
+
+    @staticmethod
+    def from_json(text: str, where: str = "method") -> "Method":
+        """The method that `to_json` wrote."""
+        description = json.loads(text)
+        if not isinstance(description, dict) or set(description) != {"name", "options"}:
+            raise PmvitError(f"{where}: expected a method with its name and options, got {description!r}")
+        return make_method(description["name"], **description["options"])
 
 
 METHODS: dict[str, type[Method]] = {}
@@ -119,14 +136,14 @@ def register(method: MethodClass) -> MethodClass:
 
 
 def make_method(name: str, **options: Any) -> Method:
-    """A method with its options.
+    """A method by its name, with its options.
 
     Raises:
         PmvitError: If there is no such method or option.
     """
     kind = method_called(name)
     try:
-        return config_from(kind, options, name)
+        return config_from(kind, {kind.old_options.get(key, key): value for key, value in options.items()}, name)
     except TypeError as error:
         raise PmvitError(f"{name}: an option is missing or of the wrong kind ({error})") from None
 
@@ -138,73 +155,46 @@ def method_called(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def method_from(description: Any) -> Method:
-    """The method that `Method.describe` described."""
-    if not isinstance(description, dict) or set(description) != {"name", "options"}:
-        raise PmvitError(f"expected a method with its name and options, got {description!r}")
-    return make_method(description["name"], **description["options"])
-
-
-def encoder_of(model: nn.Module) -> Host:
+def encoder_of(model: nn.Module) -> Encoder:
     """The vision transformer of a model: of a Segmenter its encoder, else the model itself."""
     return model.encoder if isinstance(model, Segmenter) else model
 
 
-def apply(model: Model, method: Method, *, inplace: bool = False) -> Model:
-    """Put a method on a copy of a model, or on the model itself.
-
-    Raises:
-        PmvitError: If the model is not one of timm's vision transformers, or a Segmenter on one, with plain blocks; or
-            if the method cannot do what the model needs.
-    """
+@wrap_blocks.register
+def _(method: Method, model: nn.Module, learn: Learn) -> list[HostChange]:
+    """For timm's vision transformers with plain blocks, and for a Segmenter on one."""
     encoder = encoder_of(model)
     if not isinstance(encoder, VisionTransformer) or not all(is_plain(block) for block in encoder.blocks):
         raise PmvitError(
             f"expected a timm VisionTransformer with plain blocks, or a Segmenter on one, for {method.name}; got a "
             f"{type(encoder).__name__}"
         )
+    dense = isinstance(model, Segmenter)
+    _check_needs(method, encoder, dense)
+    grid = tuple(encoder.patch_embed.grid_size)
+    depth, num_prefix = len(encoder.blocks), encoder.num_prefix_tokens
+    made = [
+        method.block_for(block, Site(number, depth, num_prefix, grid, dense))
+        for number, block in enumerate(encoder.blocks)
+    ]
+    for number, wrapper in enumerate(made):
+        if wrapper is not None:
+            encoder.blocks[number] = wrapper
+    encoder.to(next(encoder.parameters()).device)  # what the method brings is made on the CPU
+    return []
+
+
+def _check_needs(method: Method, encoder: Encoder, dense: bool) -> None:
+    """Raise `PmvitError` if a model has not what a method needs, or needs what it does not give."""
     if method.needs_class_token and encoder.cls_token is None:
         raise PmvitError(f"{method.name} goes by the attention of the class token; this model has none")
-    dense = isinstance(model, Segmenter)
     if dense and not method.gives_all_tokens:
         raise PmvitError(f"a Segmenter reads every token, and {method.name} does not give them back: use another")
-    if not inplace:
-        model = copy.deepcopy(model)
-    encoder = encoder_of(model)
-    method.wrap(encoder, dense=dense)
-    encoder.to(next(encoder.parameters()).device)  # what the method brings is made on the CPU
-    model.method = method  # type: ignore[assignment]  # a record, not a module
-    return model
-
-
-def method_of(model: nn.Module) -> Method | None:
-    """The method that was put on a model, `None` if there is none."""
-    found = getattr(model, "method", None)
-    return found if isinstance(found, Method) else None
-
-
-def extra_loss(model: nn.Module, step: Step | None = None) -> Tensor | None:
-    """What the method of a model adds to the loss after a pass while training; `None` for nothing."""
-    method = method_of(model)
-    return None if method is None else method.extra_loss(model, step)
-
-
-def fitted(method: M, model: nn.Module, data: Iterable[Any] | None) -> M:
-    """A method that has seen images, if it has to.
-
-    Raises:
-        PmvitError: If there are none, or it does not look at any.
-    """
-    return method if data is None else method.fit(method.observe(model, data))
-
-
-def remove(model: Model) -> Model:
-    """Take the method off a model, in place: its blocks are the very same objects as before."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, MethodBlock):
-            model.set_submodule(name, module.block)
-    del model.method
-    return model
+    if method.needs_class_pooling and encoder.global_pool != "token":
+        raise PmvitError(
+            f"{method.name} needs a model that reads the class token alone; this one has "
+            f"global_pool={encoder.global_pool!r}"
+        )
 
 
 def numbers_of_blocks(blocks: Sequence[int], depth: int, option: str) -> set[int]:

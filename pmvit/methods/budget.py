@@ -1,15 +1,15 @@
 """How strong a method has to be for a model to cost what it should."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from torch import nn
 
+from pmvit.compression import compress
 from pmvit.errors import PmvitError
 from pmvit.measuring.flops import flops
-from pmvit.methods.base import Method, apply, encoder_of
-from pmvit.methods.tome import Tome
+from pmvit.methods.base import Method, encoder_of
 
 M = TypeVar("M", bound=Method)
 
@@ -26,7 +26,7 @@ def method_for(
         model: An original model.
         kind: Of method.
         gflops: Billions of multiply-accumulates an image.
-        data: A loader, for a method that has to look at images.
+        data: A loader, for a method that needs images.
         options: Those of the method but the one that says how much it reduces.
 
     Raises:
@@ -46,13 +46,13 @@ def nearest(
 ) -> tuple[M, float]:
     """What `method_for` returns, as near as it comes, and its GFLOPs. Only shapes are computed, on no device."""
     shapes = copy.deepcopy(model).to("meta")
-    if kind.looks and data is None:
+    if kind.needs_images and data is None:
         raise PmvitError(f"{kind.name} chooses by looking at images: give it some (data=, --data)")
     observed = None if data is None else kind.observe(model, data)
 
     def made(strength: float) -> tuple[M, float]:
-        method = kind.at(strength, encoder_of(model), **options).fit(observed)
-        return method, flops(apply(shapes, method)).gflops
+        method = kind.at(strength, encoder_of(model), **options).choose(observed)
+        return method, flops(compress(shapes, method)).gflops
 
     low, high = 0.0, 1.0
     tried = [made(low), made(high)]
@@ -63,15 +63,3 @@ def nearest(
             break
         low, high = (middle, high) if tried[-1][1] > gflops else (low, middle)
     return min(tried, key=lambda found: abs(found[1] - gflops))
-
-
-def tome_r_for(model: nn.Module, gflops: float, *, skip: Sequence[int] = ()) -> tuple[int, ...]:
-    """The tokens that ToMe has to merge in each block for a model to cost so many GFLOPs, as `flops` counts them.
-
-    All blocks but those of `skip` merge r tokens, and the first few of them one more.
-
-    Raises:
-        PmvitError: If nothing comes within 1 % of it.
-    """
-    method = method_for(model, Tome, gflops, skip=tuple(skip))
-    return tuple(method.schedule(len(encoder_of(model).blocks)))

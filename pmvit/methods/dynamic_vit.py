@@ -7,16 +7,17 @@ the kept share at its target (Eq. 14). In inference the best share of the tokens
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.errors import PmvitError
 from pmvit.methods.attention import attend, best, mlp_update, take
-from pmvit.methods.base import Host, MethodBlock, register
+from pmvit.methods.base import MethodBlock, Site, register
 from pmvit.methods.staged import Staged, kept
+from pmvit.wrapping import TrainingPass
 
 
 class Decided(NamedTuple):
@@ -58,13 +59,11 @@ def attention_mask(is_kept: Tensor, num_prefix: int) -> Tensor:
 class DynamicBlock(MethodBlock):
     """A block that runs on what is kept; one with a `keep` below 1 decides first."""
 
-    def __init__(self, block: Host, keep: float, target: float, weight: float, num_prefix: int, is_last: bool) -> None:
-        super().__init__(block)
+    def __init__(self, block: Any, site: Site, keep: float, target: float, weight: float) -> None:
+        super().__init__(block, site)
         self.keep = keep
         self.target = target
         self.weight = weight
-        self.num_prefix = num_prefix
-        self.is_last = is_last
         self.predictor = TokenPredictor(block.norm1.weight.shape[0]) if keep < 1 else None
         self._kept_share: Tensor | None = None
 
@@ -95,7 +94,7 @@ class DynamicBlock(MethodBlock):
     def _rest(self, tokens: Tensor, update: Tensor) -> Tensor:
         return update + mlp_update(self.block, tokens + update)
 
-    def extra_loss(self) -> Tensor | None:
+    def extra_loss(self, model: nn.Module, last: TrainingPass | None) -> Tensor | None:
         """How far the kept share of each image is from its target, squared (Eq. 14)."""
         share, self._kept_share = self._kept_share, None
         return None if share is None else self.weight * (share - self.target).square().mean()
@@ -113,28 +112,15 @@ class DynamicVit(Staged):
     name = "dynamic-vit"
     title = "DynamicViT"
     needs_class_token = True
-    learns = True
+    needs_class_pooling = True  # dropped tokens stay while training
+    needs_training = True
 
     ratio_weight: float = 2.0
 
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        if encoder.global_pool != "token":
-            raise PmvitError(
-                f"{self.name} needs a model that reads the class token alone, as dropped tokens stay while training; "
-                f"this one has global_pool={encoder.global_pool!r}"
-            )
-        if self.keep == 1:
-            return
-        depth, target = len(encoder.blocks), 1.0
-        stages = self.stages(depth)
-        for number in range(stages[0], depth):
-            keep = self.keep if number in stages else 1.0
-            target *= keep
-            encoder.blocks[number] = DynamicBlock(
-                encoder.blocks[number],
-                keep,
-                target,
-                self.ratio_weight / len(stages),
-                encoder.num_prefix_tokens,
-                number == depth - 1,
-            )
+    def block_for(self, block: nn.Module, site: Site) -> DynamicBlock | None:
+        stages = self.stages(site.depth)
+        if self.keep == 1 or site.number < stages[0]:
+            return None
+        keep = self.keep if site.number in stages else 1.0
+        target = prod(self.keep for stage in stages if stage <= site.number)
+        return DynamicBlock(block, site, keep, target, self.ratio_weight / len(stages))

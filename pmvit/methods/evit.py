@@ -8,28 +8,21 @@ token, the sum of them weighted by that attention (Section 3.3).
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pmvit.methods.base import Host, MethodBlock, register
-from pmvit.methods.staged import ClassAttentionBlock, Staged, parted
-
-
-class EvitBlock(ClassAttentionBlock):
-    """A block that keeps the attentive tokens and fuses the others."""
-
-    def reduce(self, patches: Tensor, scores: Tensor, number: int) -> Tensor:
-        attentive, inattentive, weights = parted(patches, scores, number)
-        return torch.cat([attentive, weights[:, None] @ inattentive], dim=1)
+from pmvit.methods.base import register
+from pmvit.methods.staged import ClassAttention, parted
 
 
 @register
 @dataclass(frozen=True)
-class Evit(Staged):
-    """Token reorganization by class attention."""
+class Evit(ClassAttention):
+    """Token reorganization: keep the attentive tokens and fuse the others."""
 
     name = "evit"
     title = "EViT"
-    needs_class_token = True
 
-    def stage(self, block: nn.Module, encoder: Host) -> MethodBlock:
-        return EvitBlock(block, self.keep, encoder.num_prefix_tokens)
+    @staticmethod
+    def reduce(patches: Tensor, scores: Tensor, number: int) -> Tensor:
+        attentive, inattentive, weights = parted(patches, scores, number)
+        return torch.cat([attentive, weights[:, None] @ inattentive], dim=1)

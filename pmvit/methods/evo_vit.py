@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.methods.attention import attend, best, class_attention, mlp_update, take
-from pmvit.methods.base import Host, Method, MethodBlock, numbers_of_blocks, register
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site, numbers_of_blocks, register
 from pmvit.methods.staged import kept
 
 E = TypeVar("E", bound="EvoVit")
@@ -36,12 +36,10 @@ def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
 class EvoBlock(MethodBlock):
     """A block with slow and fast updates, or with slow ones alone if it keeps every token."""
 
-    def __init__(self, block: nn.Module, keep: float, mix: float, num_prefix: int, is_last: bool) -> None:
-        super().__init__(block)
+    def __init__(self, block: nn.Module, site: Site, keep: float, mix: float) -> None:
+        super().__init__(block, site)
         self.keep = keep
         self.mix = mix
-        self.num_prefix = num_prefix
-        self.is_last = is_last
 
     def forward(self, state: Tensor | Evolving) -> Tensor | Evolving:
         tokens, attention = state if isinstance(state, tuple) else (state, None)
@@ -101,14 +99,11 @@ class EvoVit(Method):
             raise PmvitError(f"keep: expected a share of the tokens, above 0 and at most 1; got {self.keep}")
 
     @classmethod
-    def at(cls: type[E], strength: float, encoder: Host, **options: Any) -> E:
+    def at(cls: type[E], strength: float, encoder: Encoder, **options: Any) -> E:
         return cls(max(1 - strength, 1e-6), **options)
 
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        depth = len(encoder.blocks)
-        start = max(depth // 3, 1)
+    def block_for(self, block: nn.Module, site: Site) -> EvoBlock:
+        start = max(site.depth // 3, 1)
         if self.start is not None:
-            (start,) = numbers_of_blocks((self.start,), depth, "start")
-        for number, block in enumerate(encoder.blocks):
-            keep = self.keep if number >= start else 1.0
-            encoder.blocks[number] = EvoBlock(block, keep, self.mix, encoder.num_prefix_tokens, number == depth - 1)
+            (start,) = numbers_of_blocks((self.start,), site.depth, "start")
+        return EvoBlock(block, site, self.keep if site.number >= start else 1.0, self.mix)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.methods.base import Host, Method, MethodBlock, register
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site, register
 
 X = TypeVar("X", bound="Expedite")
 
@@ -69,22 +69,11 @@ class ExpediteBlock(MethodBlock):
 
     near: Tensor
 
-    def __init__(
-        self,
-        block: nn.Module,
-        method: "Expedite",
-        grid: tuple[int, int],
-        num_prefix: int,
-        is_first: bool,
-        is_last: bool,
-    ) -> None:
-        super().__init__(block)
+    def __init__(self, block: nn.Module, site: Site, method: "Expedite", is_first: bool) -> None:
+        super().__init__(block, site)
         self.method = method
-        self.grid = grid
-        self.num_prefix = num_prefix
-        self.is_first = is_first
-        self.is_last = is_last
-        near = neighbours(grid, method.clusters, method.window) if is_first else torch.ones(0)
+        self.grid = site.grid
+        near = neighbours(site.grid, method.clusters, method.window) if is_first else torch.ones(0)
         self.register_buffer("near", near, persistent=False)
 
     def forward(self, state: Tensor | Clustered) -> Tensor | Clustered:
@@ -138,7 +127,7 @@ class Expedite(Method):
             raise PmvitError(f"clusters: expected rows and columns, 1 or more; got {self.clusters}")
 
     @classmethod
-    def at(cls: type[X], strength: float, encoder: Host, **options: Any) -> X:
+    def at(cls: type[X], strength: float, encoder: Encoder, **options: Any) -> X:
         grid = tuple(encoder.patch_embed.grid_size)
         sizes = [grid]
         while max(sizes[-1]) > 1:  # take one from the side that has the larger part of its patches left
@@ -147,16 +136,13 @@ class Expedite(Method):
             sizes.append((rows - 1, columns) if shorten_rows else (rows, columns - 1))
         return cls(sizes[round(strength * (len(sizes) - 1))], **options)
 
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        depth, grid = len(encoder.blocks), tuple(encoder.patch_embed.grid_size)
-        if any(number > side for number, side in zip(self.clusters, grid, strict=True)):
-            raise PmvitError(f"clusters: expected no more than the {grid[0]} x {grid[1]} patches; got {self.clusters}")
-        if self.clusters == grid:
-            return
-        start = depth * 5 // 12 if self.start is None else self.start
-        if not 0 <= start < depth:
-            raise PmvitError(f"start: expected a block of 0 ... {depth - 1}, got {start}")
-        for number in range(start, depth):
-            encoder.blocks[number] = ExpediteBlock(
-                encoder.blocks[number], self, grid, encoder.num_prefix_tokens, number == start, number == depth - 1
-            )
+    def block_for(self, block: nn.Module, site: Site) -> ExpediteBlock | None:
+        rows, columns = site.grid
+        if self.clusters[0] > rows or self.clusters[1] > columns:
+            raise PmvitError(f"clusters: expected no more than the {rows} x {columns} patches; got {self.clusters}")
+        start = site.depth * 5 // 12 if self.start is None else self.start
+        if not 0 <= start < site.depth:
+            raise PmvitError(f"start: expected a block of 0 ... {site.depth - 1}, got {start}")
+        if self.clusters == site.grid or site.number < start:
+            return None
+        return ExpediteBlock(block, site, self, is_first=site.number == start)

@@ -1,35 +1,27 @@
 """Floors, which every method should be above: drop the least attended tokens, or merge at random."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from pmvit.data.seeding import seed_for
-from pmvit.methods.base import Host, MethodBlock, register
-from pmvit.methods.merging import Matched, Merging, MergingBlock
-from pmvit.methods.staged import ClassAttentionBlock, Staged, parted
-
-
-class TopKBlock(ClassAttentionBlock):
-    """A block that drops the tokens that the class token attends to least."""
-
-    def reduce(self, patches: Tensor, scores: Tensor, number: int) -> Tensor:
-        return parted(patches, scores, number)[0]
+from pmvit.methods.base import Site, register
+from pmvit.methods.merging import Matched, Merging, MergingBlock, most_merged
+from pmvit.methods.staged import ClassAttention, parted
 
 
 @register
 @dataclass(frozen=True)
-class TopK(Staged):
+class TopK(ClassAttention):
     """Keep the tokens with the most class attention; nothing is left of the others."""
 
     name = "top-k"
     title = "Top-K"
-    needs_class_token = True
 
-    def stage(self, block: nn.Module, encoder: Host) -> MethodBlock:
-        return TopKBlock(block, self.keep, encoder.num_prefix_tokens)
+    @staticmethod
+    def reduce(patches: Tensor, scores: Tensor, number: int) -> Tensor:
+        return parted(patches, scores, number)[0]
 
 
 class RandomBlock(MergingBlock):
@@ -39,13 +31,12 @@ class RandomBlock(MergingBlock):
     merged: Tensor
     into: Tensor
 
-    def draw(self, num_tokens: int, seed: int) -> int:
-        """Choose what is merged of so many tokens; return how many are left."""
+    def __init__(self, block: nn.Module, site: Site, r: int, unmerges: bool, *, num_tokens: int, seed: int) -> None:
+        super().__init__(block, site, r, unmerges)
         self.num_tokens = num_tokens
-        r = self.number(num_tokens) or 0
-        for name, places in draw(num_tokens, r, self.num_prefix, seed)._asdict().items():
+        drawn = draw(num_tokens, self.number(num_tokens) or 0, self.num_prefix, seed)
+        for name, places in drawn._asdict().items():
             self.register_buffer(name, places, persistent=False)
-        return num_tokens - r
 
     def find(self, keys: Tensor, r: int) -> Matched:
         if keys.shape[1] != self.num_tokens:
@@ -78,11 +69,9 @@ class RandomMerging(Merging):
 
     seed: int = 0
 
-    def block_maker(self, number: int, depth: int) -> Callable[..., RandomBlock]:
-        return RandomBlock
-
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        super().wrap(encoder, dense=dense)
-        num_tokens = encoder.num_prefix_tokens + encoder.patch_embed.num_patches
-        for number, block in enumerate(encoder.blocks):
-            num_tokens = block.draw(num_tokens, seed_for(self.seed, number))
+    def merging_block(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> RandomBlock:
+        num_tokens = site.num_prefix + site.num_patches
+        for before in self.schedule(site.depth)[: site.number]:
+            num_tokens -= most_merged(before, num_tokens, site.num_prefix)
+        seed = seed_for(self.seed, site.number)
+        return RandomBlock(block, site, r, unmerges, num_tokens=num_tokens, seed=seed)

@@ -10,17 +10,17 @@ reward of the sure decisions, I >= 1/2 (self-critical baseline). While training,
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from pmvit.errors import PmvitError
 from pmvit.hosts.outputs import predict
 from pmvit.methods.attention import attend, best, mlp_update, take
-from pmvit.methods.base import Host, MethodBlock, Step, register
+from pmvit.methods.base import MethodBlock, Site, register
 from pmvit.methods.dynamic_vit import Decided, attention_mask
 from pmvit.methods.staged import Staged, kept
+from pmvit.wrapping import TrainingPass
 
 SURE = 0.5  # the score from which on a token is kept by the sure decisions
 
@@ -54,11 +54,9 @@ class Drawn(NamedTuple):
 class InterpretedBlock(MethodBlock):
     """A block on what is kept; the first one of a group asks its interpreter."""
 
-    def __init__(self, block: Host, method: "IaRed2", is_first: bool, num_prefix: int, is_last: bool) -> None:
-        super().__init__(block)
-        self.options = method
-        self.num_prefix = num_prefix
-        self.is_last = is_last
+    def __init__(self, block: Any, site: Site, method: "IaRed2", is_first: bool) -> None:
+        super().__init__(block, site)
+        self.method = method
         self.interpreter = Interpreter(block.norm1.weight.shape[0], block.attn.num_heads) if is_first else None
         self.is_sure = False
         self.drawn: Drawn | None = None
@@ -93,8 +91,8 @@ class InterpretedBlock(MethodBlock):
         scores = interpreter(patches)
         if is_kept is not None:
             scores = scores.masked_fill(is_kept.squeeze(-1) == 0, -1.0)
-        number = kept(self.options.keep, patches.shape[1])
-        threshold = self.options.threshold
+        number = kept(self.method.keep, patches.shape[1])
+        threshold = self.method.threshold
         if threshold is not None:
             number = min(number, max(int((scores >= threshold).sum(1).max()), 1))
         chosen, _ = best(scores, number)
@@ -102,6 +100,10 @@ class InterpretedBlock(MethodBlock):
         if threshold is None:
             return tokens, None
         return tokens, (scores.gather(1, chosen) >= threshold).to(tokens.dtype)[..., None]
+
+    def extra_loss(self, model: nn.Module, last: TrainingPass | None) -> Tensor | None:
+        """The policy's loss, for all blocks together: the first that has drawn anything asks for it."""
+        return None if last is None or self.drawn is None else policy_loss(model, last, self.method)
 
 
 @contextmanager
@@ -121,6 +123,22 @@ def reward(share: Tensor, is_right: Tensor, penalty: float) -> Tensor:
     return torch.where(is_right, 1 - share.square(), torch.full_like(share, -penalty))
 
 
+def policy_loss(model: nn.Module, last: TrainingPass, method: "IaRed2") -> Tensor:
+    """Minus the log-probability of what was drawn, weighted by its advantage over the sure decisions."""
+    blocks = [block for block in model.modules() if isinstance(block, InterpretedBlock) and block.drawn is not None]
+    drawn = [block.drawn for block in blocks]
+    with torch.no_grad(), sure_decisions(blocks):
+        sure_logits = predict(model, last.images)
+    rights = [logits.argmax(-1) == last.wanted for logits in (last.logits, sure_logits)]
+    losses = []
+    for block, taken in zip(blocks, drawn, strict=True):
+        baseline, block.drawn = block.drawn, None
+        if taken is not None and baseline is not None:
+            rewards = [reward(d.share, r, method.penalty) for d, r in zip((taken, baseline), rights, strict=True)]
+            losses.append(-((rewards[0] - rewards[1]) * taken.log_probability).mean())
+    return method.policy_weight * torch.stack(losses).sum()
+
+
 @register
 @dataclass(frozen=True)
 class IaRed2(Staged):
@@ -136,42 +154,16 @@ class IaRed2(Staged):
     name = "ia-red2"
     title = "IA-RED2"
     needs_class_token = True
-    learns = True
+    needs_class_pooling = True  # dropped tokens stay while training
+    needs_training = True
     depths = (0.0, 1 / 3, 2 / 3)
 
     threshold: float | None = None
     penalty: float = 0.5
     policy_weight: float = 1.0
 
-    def extra_loss(self, model: nn.Module, step: Step | None) -> Tensor | None:
-        """Minus the log-probability of what was drawn, weighted by its advantage over the sure decisions."""
-        blocks = [block for block in model.modules() if isinstance(block, InterpretedBlock) and block.interpreter]
-        drawn = [block.drawn for block in blocks]
-        if step is None or None in drawn:
+    def block_for(self, block: nn.Module, site: Site) -> InterpretedBlock | None:
+        stages = self.stages(site.depth)
+        if site.number < stages[0] or (self.keep == 1 and self.threshold is None):
             return None
-        with torch.no_grad(), sure_decisions(blocks):
-            sure_logits = predict(model, step.images)
-        sure = [block.drawn for block in blocks]
-        rights = [logits.argmax(-1) == step.wanted for logits in (step.logits, sure_logits)]
-        losses = []
-        for taken, baseline, block in zip(drawn, sure, blocks, strict=True):
-            block.drawn = None
-            if taken is not None and baseline is not None:
-                rewards = [reward(d.share, r, self.penalty) for d, r in zip((taken, baseline), rights, strict=True)]
-                losses.append(-((rewards[0] - rewards[1]) * taken.log_probability).mean())
-        return self.policy_weight * torch.stack(losses).sum()
-
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        if encoder.global_pool != "token":
-            raise PmvitError(
-                f"{self.name} needs a model that reads the class token alone, as dropped tokens stay while training; "
-                f"this one has global_pool={encoder.global_pool!r}"
-            )
-        if self.keep == 1 and self.threshold is None:
-            return
-        depth = len(encoder.blocks)
-        stages = self.stages(depth)
-        for number in range(stages[0], depth):
-            encoder.blocks[number] = InterpretedBlock(
-                encoder.blocks[number], self, number in stages, encoder.num_prefix_tokens, number == depth - 1
-            )
+        return InterpretedBlock(block, site, self, is_first=site.number in stages)

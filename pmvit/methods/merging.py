@@ -1,7 +1,6 @@
 """What methods share that merge tokens in every block: pairs by halves, sizes, and the way back to every token."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.methods.attention import attend, mlp_update, take
-from pmvit.methods.base import Host, Method, MethodBlock, numbers_of_blocks
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site, numbers_of_blocks
 
 M = TypeVar("M", bound="Merging")
 
@@ -24,7 +23,7 @@ class Matched(NamedTuple):
     into: Tensor
 
 
-class State(NamedTuple):
+class MergedTokens(NamedTuple):
     """Tokens between blocks, how many patches each stands for, and the token that each original one is in now."""
 
     tokens: Tensor
@@ -66,14 +65,17 @@ def places_after(matched: Matched, num_tokens: int, num_protected: int) -> Tenso
     return places
 
 
+def most_merged(r: int, num_tokens: int, num_protected: int) -> int:
+    """How many of so many tokens can be merged if r should be: at most every other one."""
+    return min(r, (num_tokens - num_protected) // 2)
+
+
 class MergingBlock(MethodBlock):
     """A block with r tokens merged between attention and MLP; attention to a token counts for all patches in it."""
 
-    def __init__(self, block: nn.Module, r: int, num_prefix: int, *, is_last: bool, unmerges: bool) -> None:
-        super().__init__(block)
+    def __init__(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> None:
+        super().__init__(block, site)
         self.r = r
-        self.num_prefix = num_prefix
-        self.is_last = is_last
         self.unmerges = unmerges
 
     @abstractmethod
@@ -91,10 +93,10 @@ class MergingBlock(MethodBlock):
 
     def number(self, num_tokens: int) -> int | None:
         """How many of so many tokens to merge; `None` not to look for any."""
-        return min(self.r, (num_tokens - self.num_prefix) // 2) or None
+        return most_merged(self.r, num_tokens, self.num_prefix) or None
 
-    def forward(self, state: Tensor | State) -> Tensor | State:
-        tokens, sizes, places = state if isinstance(state, tuple) else State(state, None, None)
+    def forward(self, state: Tensor | MergedTokens) -> Tensor | MergedTokens:
+        tokens, sizes, places = state if isinstance(state, tuple) else MergedTokens(state, None, None)
         bias = None if sizes is None else sizes.log().transpose(1, 2)[:, None]  # the same for every query
         attended = attend(self.block, tokens, bias)
         tokens = tokens + attended.update
@@ -108,7 +110,7 @@ class MergingBlock(MethodBlock):
             tokens, sizes = self.merge(tokens, sizes, found)
         tokens = tokens + mlp_update(self.block, tokens)
         if not self.is_last:
-            return State(tokens, sizes, places)
+            return MergedTokens(tokens, sizes, places)
         return tokens if places is None else take(tokens, places)
 
 
@@ -134,7 +136,7 @@ class Merging(Method):
             raise PmvitError(f"r: expected the tokens to merge a block, 0 or more; got {self.r}")
 
     @classmethod
-    def at(cls: type[M], strength: float, encoder: Host, **options: Any) -> M:
+    def at(cls: type[M], strength: float, encoder: Encoder, **options: Any) -> M:
         depth = len(encoder.blocks)
         skipped = numbers_of_blocks(options.get("skip", ()), depth, "skip")
         merging = [block for block in range(depth) if block not in skipped]
@@ -144,17 +146,13 @@ class Merging(Method):
             rs[block] = (total - rank + len(merging) - 1) // len(merging)
         return cls(tuple(rs), **options)
 
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        unmerges = dense if self.unmerge is None else self.unmerge
-        depth, num_prefix = len(encoder.blocks), encoder.num_prefix_tokens
-        for number, r in enumerate(self.schedule(depth)):
-            common = {"is_last": number == depth - 1, "unmerges": unmerges}
-            make = self.block_maker(number, depth)
-            encoder.blocks[number] = make(encoder.blocks[number], r, num_prefix, **common)
+    def block_for(self, block: nn.Module, site: Site) -> MergingBlock:
+        unmerges = site.dense if self.unmerge is None else self.unmerge
+        return self.merging_block(block, site, self.schedule(site.depth)[site.number], unmerges)
 
     @abstractmethod
-    def block_maker(self, number: int, depth: int) -> Callable[..., MergingBlock]:
-        """What makes a `MergingBlock` for the block of this number: its class, with what else that takes."""
+    def merging_block(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> MergingBlock:
+        """What takes the place of a block in which r tokens are merged."""
 
     def schedule(self, depth: int) -> list[int]:
         """The tokens to merge in each block."""

@@ -12,7 +12,7 @@ others those that are worth most, until what is left out is within a tolerance.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,14 @@ from pmvit.errors import PmvitError
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
 from pmvit.methods.attention import attend, attend_from, mlp_update
-from pmvit.methods.base import Host, Method, MethodBlock, encoder_of, register
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site, encoder_of, register
 
-IMAGES = 64  # to look at: attention maps of all blocks are kept
+IMAGES = 64  # to choose by: attention maps of all blocks are kept
 
 P = TypeVar("P", bound="PsVit")
 
 
-class Seen(NamedTuple):
+class Observed(NamedTuple):
     """Of images: attention of every block, the mean over heads, (blocks, images, tokens, tokens); and the squared
     lengths of the rows of U, (blocks, images, tokens)."""
 
@@ -43,8 +43,8 @@ class PsBlock(MethodBlock):
 
     places: Tensor
 
-    def __init__(self, block: nn.Module, places: Tensor, num_tokens: int) -> None:
-        super().__init__(block)
+    def __init__(self, block: nn.Module, site: Site, places: Tensor, num_tokens: int) -> None:
+        super().__init__(block, site)
         self.num_tokens = num_tokens
         self.register_buffer("places", places, persistent=False)
 
@@ -58,7 +58,7 @@ class PsBlock(MethodBlock):
         return tokens + mlp_update(self.block, tokens)
 
 
-def see(encoder: Host, model: nn.Module, batches: Iterable[Tensor]) -> Seen:
+def observe(encoder: Encoder, model: nn.Module, batches: Iterable[Tensor]) -> Observed:
     """What masks are chosen by."""
     maps: list[list[Tensor]] = [[] for _ in encoder.blocks]
     lengths: list[list[Tensor]] = [[] for _ in encoder.blocks]
@@ -83,15 +83,15 @@ def see(encoder: Host, model: nn.Module, batches: Iterable[Tensor]) -> Seen:
         for handle in handles:
             handle.remove()
     joined = [torch.stack([torch.cat(of_block) for of_block in kind]) for kind in (maps, lengths)]
-    return Seen(joined[0], joined[1], encoder.num_prefix_tokens)
+    return Observed(joined[0], joined[1], encoder.num_prefix_tokens)
 
 
-def choose(seen: Seen, tolerance: float) -> list[int]:
+def choose(observed: Observed, tolerance: float) -> list[int]:
     """For each patch, how many of the blocks compute it, if they may leave out this share of what patches are worth."""
-    maps, lengths, num_prefix = seen
+    maps, lengths, num_prefix = observed
     depth, images, num_tokens, _ = maps.shape
     is_needed = torch.arange(num_tokens) < num_prefix  # by the last block
-    lives = torch.zeros(num_tokens, dtype=torch.long)
+    blocks = torch.zeros(num_tokens, dtype=torch.long)
     reach = torch.eye(num_tokens)[:num_prefix].expand(images, -1, -1)
     for block in range(depth - 2, -1, -1):
         reach = (reach * is_needed) @ maps[block + 1]  # those rows of A that the output reads
@@ -102,8 +102,8 @@ def choose(seen: Seen, tolerance: float) -> list[int]:
         left_out = others[order].flip(0).cumsum(0).flip(0)  # if so many of the others are computed
         is_needed = is_needed.clone()
         is_needed[order[: int((left_out > tolerance * worth.sum()).sum())]] = True
-        lives += is_needed
-    return lives[num_prefix:].tolist()
+        blocks += is_needed
+    return blocks[num_prefix:].tolist()
 
 
 @register
@@ -113,27 +113,29 @@ class PsVit(Method):
 
     Attributes:
         tolerance: The share of what patches are worth that a block may leave out.
-        lives: For each patch, how many of the blocks compute it, first to last; chosen by looking at images.
+        blocks_per_patch: How many of the blocks, first to last, compute each patch; what `fit` chooses.
     """
 
     name = "ps-vit"
     title = "PS-ViT"
     needs_class_token = True
-    looks = True
+    needs_class_pooling = True
+    needs_images = True
+    old_options: ClassVar = {"lives": "blocks_per_patch"}
 
     tolerance: float
-    lives: tuple[int, ...] | None = None
+    blocks_per_patch: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance <= 1:
             raise PmvitError(f"tolerance: expected a share of what patches are worth, 0 to 1; got {self.tolerance}")
 
     @classmethod
-    def at(cls: type[P], strength: float, encoder: Host, **options: Any) -> P:
+    def at(cls: type[P], strength: float, encoder: Encoder, **options: Any) -> P:
         return cls(strength, **options)
 
     @classmethod
-    def observe(cls, model: nn.Module, data: Iterable[Any]) -> Seen:
+    def observe(cls, model: nn.Module, data: Iterable[Any]) -> Observed:
         batches: list[Tensor] = []
         for batch in data:
             batches.append(unpack(batch)[0][: IMAGES - sum(map(len, batches))])
@@ -141,24 +143,19 @@ class PsVit(Method):
                 break
         if not batches:
             raise PmvitError(f"expected images for {cls.name} to choose patches by; got none")
-        return see(encoder_of(model), model, batches)
+        return observe(encoder_of(model), model, batches)
 
-    def fit(self: P, observed: Seen) -> P:
-        return replace(self, lives=tuple(choose(observed, self.tolerance)))
+    def choose(self: P, observed: Observed) -> P:
+        return replace(self, blocks_per_patch=tuple(choose(observed, self.tolerance)))
 
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        if encoder.global_pool != "token":
+    def block_for(self, block: nn.Module, site: Site) -> PsBlock:
+        if self.blocks_per_patch is None:
+            raise PmvitError(f"{self.name} chooses its patches by looking at images: give it some (fit, --data)")
+        if len(self.blocks_per_patch) != site.num_patches:
             raise PmvitError(
-                f"{self.name} needs a model that reads the class token alone; this one has "
-                f"global_pool={encoder.global_pool!r}"
+                f"blocks_per_patch: expected one number for each of the {site.num_patches} patches; got "
+                f"{len(self.blocks_per_patch)}"
             )
-        if self.lives is None:
-            raise PmvitError(f"{self.name} chooses its patches by looking at images: give it some (data=, --data)")
-        if len(self.lives) != encoder.patch_embed.num_patches:
-            num_patches = encoder.patch_embed.num_patches
-            raise PmvitError(f"lives: expected one number for each of the {num_patches} patches; got {len(self.lives)}")
-        lives = torch.cat([torch.full((encoder.num_prefix_tokens,), len(encoder.blocks)), torch.tensor(self.lives)])
-        for number, block in enumerate(encoder.blocks):
-            lives_on = lives > number
-            encoder.blocks[number] = PsBlock(block, lives_on.nonzero().flatten(), len(lives))
-            lives = lives[lives_on]
+        blocks = torch.tensor([*[site.depth] * site.num_prefix, *self.blocks_per_patch])
+        left = blocks[blocks >= site.number]  # the block before computed these
+        return PsBlock(block, site, (left > site.number).nonzero().flatten(), len(left))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.methods.attention import attend, best, class_attention, mlp_update, take
-from pmvit.methods.base import Host, Method, MethodBlock, numbers_of_blocks
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site, numbers_of_blocks
 
 S = TypeVar("S", bound="Staged")
 
@@ -34,7 +34,7 @@ class Staged(Method):
             raise PmvitError(f"keep: expected a share of the tokens, above 0 and at most 1; got {self.keep}")
 
     @classmethod
-    def at(cls: type[S], strength: float, encoder: Host, **options: Any) -> S:
+    def at(cls: type[S], strength: float, encoder: Encoder, **options: Any) -> S:
         return cls(max(1 - strength, 1e-6), **options)
 
     def stages(self, depth: int) -> list[int]:
@@ -43,35 +43,37 @@ class Staged(Method):
             return sorted({min(round(part * depth), depth - 1) for part in self.depths})
         return sorted(numbers_of_blocks(self.blocks, depth, "blocks"))
 
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        for number in self.stages(len(encoder.blocks)):
-            encoder.blocks[number] = self.stage(encoder.blocks[number], encoder)
 
-    def stage(self, block: nn.Module, encoder: Host) -> MethodBlock:
-        """What takes the place of a block that reduces the tokens; for a method that leaves the others as they are."""
-        raise NotImplementedError
+@dataclass(frozen=True)
+class ClassAttention(Staged):
+    """A method that keeps, between attention and MLP, the tokens that the class token attends to most."""
+
+    needs_class_token = True
+
+    @staticmethod
+    @abstractmethod
+    def reduce(patches: Tensor, scores: Tensor, number: int) -> Tensor:
+        """Make (batch, tokens, width) patch tokens fewer, by their (batch, tokens) class attention."""
+
+    def block_for(self, block: nn.Module, site: Site) -> MethodBlock | None:
+        return ClassAttentionBlock(block, site, self) if site.number in self.stages(site.depth) else None
 
 
 class ClassAttentionBlock(MethodBlock):
-    """A block that keeps, between attention and MLP, the tokens that the class token attends to most."""
+    """A block that reduces the tokens by class attention."""
 
-    def __init__(self, block: nn.Module, keep: float, num_prefix: int) -> None:
-        super().__init__(block)
-        self.keep = keep
-        self.num_prefix = num_prefix
-
-    @abstractmethod
-    def reduce(self, patches: Tensor, scores: Tensor, number: int) -> Tensor:
-        """Make (batch, tokens, width) patch tokens fewer, by their (batch, tokens) class attention."""
+    def __init__(self, block: nn.Module, site: Site, method: ClassAttention) -> None:
+        super().__init__(block, site)
+        self.method = method
 
     def forward(self, tokens: Tensor) -> Tensor:
         attended = attend(self.block, tokens)
         tokens = tokens + attended.update
-        number = kept(self.keep, tokens.shape[1] - self.num_prefix)
+        number = kept(self.method.keep, tokens.shape[1] - self.num_prefix)
         if number < tokens.shape[1] - self.num_prefix:
             scores = class_attention(self.block, attended)[:, self.num_prefix :]
             prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
-            tokens = torch.cat([prefix, self.reduce(patches, scores, number)], dim=1)
+            tokens = torch.cat([prefix, self.method.reduce(patches, scores, number)], dim=1)
         return tokens + mlp_update(self.block, tokens)
 
 

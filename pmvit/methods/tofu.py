@@ -6,15 +6,13 @@ to linear, the pair is merged. Merging is MLERP: the direction is that of the me
 token, so that the lengths of tokens stay distributed as the model knows them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from pmvit.methods.attention import take
-from pmvit.methods.base import register
+from pmvit.methods.base import Site, register
 from pmvit.methods.merging import Matched, Merging, MergingBlock, in_order, merge_matched
 from pmvit.methods.tome import match
 
@@ -37,8 +35,8 @@ def prune_matched(tokens: Tensor, matched: Matched, num_protected: int) -> Tenso
 class TofuBlock(MergingBlock):
     """A block that prunes or merges the r tokens that have the most similar partners."""
 
-    def __init__(self, block: nn.Module, r: int, num_prefix: int, *, prunes: bool, **common: bool) -> None:
-        super().__init__(block, r, num_prefix, **common)
+    def __init__(self, block: nn.Module, site: Site, r: int, unmerges: bool, prunes: bool) -> None:
+        super().__init__(block, site, r, unmerges)
         self.prunes = prunes
 
     def find(self, keys: Tensor, r: int) -> Matched:
@@ -66,6 +64,6 @@ class Tofu(Merging):
 
     prune_blocks: int | None = None
 
-    def block_maker(self, number: int, depth: int) -> Callable[..., TofuBlock]:
-        prunes = number < (depth // 2 if self.prune_blocks is None else self.prune_blocks)
-        return partial(TofuBlock, prunes=prunes)
+    def merging_block(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> TofuBlock:
+        prunes = site.number < (site.depth // 2 if self.prune_blocks is None else self.prune_blocks)
+        return TofuBlock(block, site, r, unmerges, prunes)

@@ -9,19 +9,14 @@ What reads every token afterwards, such as the decoder of a Segmenter, gets them
 has the value of the token that it was merged into.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.methods.base import apply, register
+from pmvit.methods.base import Site, register
 from pmvit.methods.merging import Matched, Merging, MergingBlock
-
-Model = TypeVar("Model", bound=nn.Module)
 
 
 def match(keys: Tensor, r: int, num_protected: int) -> Matched:
@@ -41,8 +36,8 @@ def match(keys: Tensor, r: int, num_protected: int) -> Matched:
 class TomeBlock(MergingBlock):
     """A block with the r most similar pairs merged between attention and MLP."""
 
-    def __init__(self, block: nn.Module, r: int, num_prefix: int, *, always_match: bool, **common: bool) -> None:
-        super().__init__(block, r, num_prefix, **common)
+    def __init__(self, block: nn.Module, site: Site, r: int, unmerges: bool, always_match: bool) -> None:
+        super().__init__(block, site, r, unmerges)
         self.always_match = always_match
 
     def find(self, keys: Tensor, r: int) -> Matched:
@@ -67,21 +62,5 @@ class Tome(Merging):
 
     always_match: bool = False
 
-    def block_maker(self, number: int, depth: int) -> Callable[..., TomeBlock]:
-        return partial(TomeBlock, always_match=self.always_match)
-
-
-def tome(
-    model: Model,
-    r: int | Sequence[int],
-    *,
-    unmerge: bool | None = None,
-    skip: Sequence[int] = (),
-    always_match: bool = False,
-) -> Model:
-    """A copy of a timm ViT, or of a Segmenter on one, that merges tokens; see `Tome` for the options.
-
-    Raises:
-        PmvitError: If the model is not built of plain pre-norm blocks, or r does not fit it.
-    """
-    return apply(model, Tome(r if isinstance(r, int) else tuple(r), unmerge, tuple(skip), always_match))
+    def merging_block(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> TomeBlock:
+        return TomeBlock(block, site, r, unmerges, self.always_match)

@@ -8,10 +8,10 @@ weighted by the exponential of their similarity to it, which for itself is e.
 from dataclasses import dataclass
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from pmvit.methods.base import Host, MethodBlock, register
-from pmvit.methods.staged import ClassAttentionBlock, Staged, parted
+from pmvit.methods.base import register
+from pmvit.methods.staged import ClassAttention, parted
 
 
 def squeeze(kept: Tensor, pruned: Tensor) -> Tensor:
@@ -24,22 +24,15 @@ def squeeze(kept: Tensor, pruned: Tensor) -> Tensor:
     return sums / totals
 
 
-class TpsBlock(ClassAttentionBlock):
-    """A block that keeps the attentive tokens and squeezes the others into them."""
-
-    def reduce(self, patches: Tensor, scores: Tensor, number: int) -> Tensor:
-        attentive, inattentive, _ = parted(patches, scores, number)
-        return squeeze(attentive, inattentive)
-
-
 @register
 @dataclass(frozen=True)
-class Tps(Staged):
-    """Joint token pruning and squeezing, by class attention."""
+class Tps(ClassAttention):
+    """Joint token pruning and squeezing: keep the attentive tokens and squeeze the others into them."""
 
     name = "tps"
     title = "eTPS"
-    needs_class_token = True
 
-    def stage(self, block: nn.Module, encoder: Host) -> MethodBlock:
-        return TpsBlock(block, self.keep, encoder.num_prefix_tokens)
+    @staticmethod
+    def reduce(patches: Tensor, scores: Tensor, number: int) -> Tensor:
+        attentive, inattentive, _ = parted(patches, scores, number)
+        return squeeze(attentive, inattentive)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.methods.base import Host, Method, numbers_of_blocks, register
+from pmvit.methods.base import Encoder, Method, Site, numbers_of_blocks, register
 from pmvit.methods.merging import MergingBlock
 
 U = TypeVar("U", bound="Uniform")
@@ -35,8 +35,8 @@ class UniformBlock(MergingBlock):
 
     cells: Tensor
 
-    def __init__(self, block: nn.Module, cells: Tensor, merges: bool, num_prefix: int, **common: bool) -> None:
-        super().__init__(block, int(merges), num_prefix, **common)
+    def __init__(self, block: nn.Module, site: Site, cells: Tensor, merges: bool) -> None:
+        super().__init__(block, site, int(merges), site.dense)
         self.num_merged = int(cells.max()) + 1
         self.register_buffer("cells", cells, persistent=False)
 
@@ -81,14 +81,11 @@ class Uniform(Method):
             raise PmvitError(f"share: expected a share of the 2 x 2 cells, 0 to 1; got {self.share}")
 
     @classmethod
-    def at(cls: type[U], strength: float, encoder: Host, **options: Any) -> U:
+    def at(cls: type[U], strength: float, encoder: Encoder, **options: Any) -> U:
         return cls(strength, **options)
 
-    def wrap(self, encoder: Host, *, dense: bool) -> None:
-        depth = len(encoder.blocks)
-        (first,) = numbers_of_blocks((self.block,), depth, "block")
-        cells = cells_of(encoder.patch_embed.grid_size, self.share, encoder.num_prefix_tokens)
-        for number in range(first, depth):
-            common = {"is_last": number == depth - 1, "unmerges": dense}
-            block = UniformBlock(encoder.blocks[number], cells, number == first, encoder.num_prefix_tokens, **common)
-            encoder.blocks[number] = block
+    def block_for(self, block: nn.Module, site: Site) -> UniformBlock | None:
+        (first,) = numbers_of_blocks((self.block,), site.depth, "block")
+        if site.number < first:
+            return None
+        return UniformBlock(block, site, cells_of(site.grid, self.share, site.num_prefix), site.number == first)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.methods.attention import attend, best, mlp_update, take
-from pmvit.methods.base import Host, MethodBlock, register
+from pmvit.methods.base import MethodBlock, Site, register
 from pmvit.methods.staged import Staged, kept
 
 
@@ -49,14 +49,13 @@ def without_similar(scores: Tensor, keys: Tensor, number: int) -> Tensor:
 class ZeroTPruneBlock(MethodBlock):
     """A block that prunes similar and unimportant tokens between attention and MLP."""
 
-    def __init__(self, block: nn.Module, method: "ZeroTPrune", num_prefix: int) -> None:
-        super().__init__(block)
-        self.options = method
-        self.num_prefix = num_prefix
+    def __init__(self, block: nn.Module, site: Site, method: "ZeroTPrune") -> None:
+        super().__init__(block, site)
+        self.method = method
 
     def forward(self, tokens: Tensor) -> Tensor:
         count = tokens.shape[1] - self.num_prefix
-        number = kept(self.options.keep, count)
+        number = kept(self.method.keep, count)
         attended = attend(self.block, tokens, maps=number < count)
         tokens = tokens + attended.update
         if attended.maps is not None:
@@ -68,9 +67,9 @@ class ZeroTPruneBlock(MethodBlock):
         return tokens + mlp_update(self.block, tokens)
 
     def _choose(self, maps: Tensor, keys: Tensor, number: int) -> Tensor:
-        ranks = weighted_page_rank(maps, self.options.rounds)[..., self.num_prefix :]
-        scores = importance(ranks, self.options.variance)
-        left = without_similar(scores, keys, min(self.options.similar, scores.shape[1] - number))
+        ranks = weighted_page_rank(maps, self.method.rounds)[..., self.num_prefix :]
+        scores = importance(ranks, self.method.variance)
+        left = without_similar(scores, keys, min(self.method.similar, scores.shape[1] - number))
         chosen, _ = best(scores.gather(1, left), number)
         return left.gather(1, chosen)
 
@@ -94,5 +93,5 @@ class ZeroTPrune(Staged):
     rounds: int = 30
     variance: tuple[float, float] = (0.01, 0.7)
 
-    def stage(self, block: nn.Module, encoder: Host) -> MethodBlock:
-        return ZeroTPruneBlock(block, self, encoder.num_prefix_tokens)
+    def block_for(self, block: nn.Module, site: Site) -> ZeroTPruneBlock | None:
+        return ZeroTPruneBlock(block, site, self) if site.number in self.stages(site.depth) else None

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -109,6 +109,9 @@ class Plan:
         made_by: The configurations and measurements the plan came from, for the record.
         grids: The patch grid at each block; the same at all of them if not given.
     """
+
+    kind: ClassVar[str] = "plan"
+    title: ClassVar[str] = "Prune and Merge"
 
     grid: tuple[int, int]
     depth: int

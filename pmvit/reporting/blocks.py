@@ -6,12 +6,11 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor, nn
 
-from pmvit.compression import Compression, compression_of
+from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
-from pmvit.hosts import TokenLayout, adapter_for
+from pmvit.hosts import TokenLayout, host_of
 from pmvit.measuring import Scores
-from pmvit.methods.base import method_of
-from pmvit.planning import LayerPlan
+from pmvit.planning import LayerPlan, Plan
 from pmvit.planning.plan import State
 from pmvit.prune_merge import PRUNED, PruneMerge
 
@@ -78,15 +77,16 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[Bloc
     if scores is not None:
         check_scores(scores, [block.layout.grid for block in blocks])
     described: list[BlockDescription] = []
-    for number, name, (grid, prefix, windows), layer, _ in blocks:
+    for number, name, layout, layer, _ in blocks:
+        windows = layout.windows
         described.append(
             {
                 "block": number,
                 "name": name,
                 "compressed": layer.mlp is not None or not layer.is_identity,
-                "grid": list(grid),
+                "grid": list(layout.grid),
                 "windows": None if windows is None else {"size": list(windows.size), "shift": list(windows.shift)},
-                "prefix": prefix,
+                "prefix": layout.num_prefix,
                 "patches": layer.num_tokens,
                 "kept": layer.num_kept,
                 "kept_in_mlp": (layer.mlp or layer).num_kept,
@@ -128,10 +128,10 @@ def blocks_of(model: nn.Module) -> list[Block]:
     Raises:
         PmvitError: If the model is not compressed, or by a method without a plan.
     """
-    plan = planned(model).plan
-    adapter = adapter_for(model)
+    plan = planned(model)
+    host = host_of(model)
     made = []
-    for number, (name, layout) in enumerate(zip(adapter.block_names(model), adapter.layouts(model), strict=True)):
+    for number, (name, layout) in enumerate(zip(host.block_names(), host.layouts(), strict=True)):
         layer = plan.layers.get(number, LayerPlan.keep_all(plan.num_patches(number)))
         returns = (1.0,) * layer.num_tokens
         wrapper = model.get_submodule(name)
@@ -149,21 +149,21 @@ def _entries(matrix: Tensor, groups: Tensor) -> tuple[float, ...]:
     return tuple(entries.masked_fill(groups == PRUNED, 0.0).tolist())
 
 
-def planned(model: nn.Module) -> Compression:
-    """What was done to a model that a plan compressed.
+def planned(model: nn.Module) -> Plan:
+    """The plan that compressed a model.
 
     Raises:
         PmvitError: If none did.
     """
-    if (method := method_of(model)) is not None:
-        raise PmvitError(
-            f"expected a model that a plan compressed, got one with {method.name}: it chooses tokens anew for every "
-            "image, so there is no plan to draw"
-        )
-    compression = compression_of(model)
+    compression, plan = compression_of(model), plan_of(model)
     if compression is None:
         raise PmvitError("expected a compressed model, got one that is not: compress it first")
-    return compression
+    if plan is None:
+        raise PmvitError(
+            f"expected a model that a plan compressed, got one with {compression.what.title}: it chooses tokens anew "
+            "for every image, so there is no plan to draw"
+        )
+    return plan
 
 
 def check_scores(scores: Scores, grids: list[tuple[int, int]]) -> None:

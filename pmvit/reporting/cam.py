@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import gives_logits, predict
 
@@ -49,14 +49,14 @@ def explain(model: nn.Module, image: Tensor, target: int | None = None) -> Expla
         target: The class to explain; the one the model finds if not given. Where pixels are labelled, the gradient is
             that of its logits at all pixels that have it.
     """
-    adapter = adapter_for(model)
-    layouts = adapter.layouts(model)
+    host = host_of(model)
+    layouts = host.layouts()
     left: list[Tensor] = []
     parameter = next(model.parameters())
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
-        for name in adapter.block_names(model):
+        for name in host.block_names():
             hook = model.get_submodule(name).register_forward_hook(lambda _m, _i, output: left.append(_tokens(output)))
             states.callback(hook.remove)
         with torch.inference_mode(False), torch.enable_grad():
@@ -65,7 +65,7 @@ def explain(model: nn.Module, image: Tensor, target: int | None = None) -> Expla
             found, confidence = _found(output) if gives_logits(model) else (None, None)
             target = found if target is None else target
             gradients = torch.autograd.grad(_evidence(output, target), left, allow_unused=True)
-    suffix = adapter.num_suffix(model)
+    suffix = host.layout.num_suffix
     maps = []
     for tokens, gradient, layout in zip(left, gradients, layouts, strict=True):
         first = layout.num_prefix - suffix

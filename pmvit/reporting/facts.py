@@ -9,12 +9,11 @@ from typing import Any
 from torch import nn
 
 from pmvit.commands import read_commands
-from pmvit.compression import compression_of, decompress, is_compressed
+from pmvit.compression import compression_of, decompress, plan_of
 from pmvit.errors import PmvitError
 from pmvit.loading import create_model
 from pmvit.measuring import Scores
 from pmvit.measuring.flops import Flops, flops
-from pmvit.methods.base import method_of
 from pmvit.pipeline import COMPRESSED, RESULTS_FILE
 from pmvit.reporting.blocks import BlockDescription, describe_blocks
 from pmvit.saving import CONFIG_FILE, load, read_metadata
@@ -74,7 +73,8 @@ def collect(path: Path, original: str | Path | nn.Module | None = None) -> Facts
         PmvitError: If there is no compressed model, or a file beside it is broken.
     """
     model = load(path)
-    if not is_compressed(model):
+    compression = compression_of(model)
+    if compression is None:
         raise PmvitError(f"expected a compressed model to report on; {path} is not compressed: use `pmvit compress`")
     text = (path / CONFIG_FILE).read_text(encoding="utf-8") if path.is_dir() else read_metadata(path)[CONFIG_FILE]
     folder = path if path.is_dir() else path.parent
@@ -83,11 +83,12 @@ def collect(path: Path, original: str | Path | nn.Module | None = None) -> Facts
     metrics = read_metrics(folder) if beside else []
     reference, title = _find_original(folder, model, tuning, original, is_tuned=tuning is not None or bool(metrics))
     blocks, reason = None, ""
-    if compression_of(model) is not None:
+    if plan_of(model) is not None:
         scores = folder / "scores.json" if beside else path.with_suffix(".scores.json")
         blocks = describe_blocks(model, Scores.load(scores) if scores.exists() else None)
-    elif (method := method_of(model)) is not None:
-        reason = f"{method.name} chooses its tokens anew for every image while it runs, so there is no plan to show."
+    else:
+        name = compression.what.title
+        reason = f"{name} chooses its tokens anew for every image while it runs, so there is no plan to show."
     return Facts(
         path=path,
         model=model,
@@ -117,13 +118,17 @@ def _find_original(
         return given.eval(), ""
     if given is not None:
         found = create_model(str(given))
-        return (decompress(found) if is_compressed(found) else found), f"{given}"
+        return _uncompressed(found), f"{given}"
     began_with = ((tuning or {}).get("command") or {}).get("model")
     for place in (folder / COMPRESSED, None if began_with is None else Path(began_with)):
         if tuning is not None and place is not None and (place / CONFIG_FILE).exists():
             found = load(place)
-            return (decompress(found) if is_compressed(found) else found), ""
+            return _uncompressed(found), ""
     return decompress(copy.deepcopy(model)), SAME_WEIGHTS if is_tuned else ""
+
+
+def _uncompressed(model: nn.Module) -> nn.Module:
+    return model if compression_of(model) is None else decompress(model)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,16 +9,14 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pmvit.data.demo import demo_images, demo_loader
+from pmvit.data.demo import DEMO, demo_images, demo_loader
 from pmvit.data.segmentation import has_masks, open_pairs
 from pmvit.data.sources import BROKEN_IMAGE, FolderSource, Sample, Stream, open_source, spread
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.loading import num_classes_of, open_loader
 from pmvit.reporting.seen import Sight, data_uri, likeliest
-
-DEMO = "demo"  # names the images that come with the package
 
 
 class _Shown(NamedTuple):
@@ -31,7 +29,7 @@ def open_batches(model: nn.Module, data: str | Path, *, limit: int | None, worke
     """Batches to evaluate on; if there is a limit, the images come in an order that depends on nothing but a seed."""
     if data == DEMO:
         return demo_loader("test")
-    pixels = adapter_for(model).pixel_classes(model) is not None
+    pixels = host_of(model).outputs().pixel_classes is not None
     masks = pixels and has_masks(data)
     return open_loader(
         model,
@@ -50,7 +48,7 @@ def gallery(
 ) -> list[dict[str, Any]]:
     """Images taken evenly from all there are, each as JSON data: `src`, `caption`, and the first predictions."""
     sight = Sight(model)
-    classifies = gives_logits(model) and adapter_for(model).pixel_classes(model) is None
+    classifies = gives_logits(model) and host_of(model).outputs().pixel_classes is None
     names = _folder_names(model, data) or names
     device = next(model.parameters()).device
     made = []
@@ -83,7 +81,7 @@ def _choose(model: nn.Module, data: str | Path, count: int) -> Iterator[_Shown]:
 
 
 def _samples(model: nn.Module, data: str | Path, count: int) -> Iterator[Sample]:
-    classes = adapter_for(model).pixel_classes(model)
+    classes = host_of(model).outputs().pixel_classes
     if classes is not None and has_masks(data):
         pairs = open_pairs(data, classes, "val", None)
         yield from (pairs.sample(index) for index in spread(len(pairs), count))
@@ -98,7 +96,7 @@ def _samples(model: nn.Module, data: str | Path, count: int) -> Iterator[Sample]
 def _folder_names(model: nn.Module, data: str | Path) -> tuple[str, ...]:
     """The names of the class folders, if there is one for each class of the model and they are more than numbers."""
     classes = num_classes_of(model)
-    source = open_source(data, classes) if data != DEMO and adapter_for(model).pixel_classes(model) is None else None
+    source = open_source(data, classes) if data != DEMO and host_of(model).outputs().pixel_classes is None else None
     if not isinstance(source, FolderSource) or source.labels is None:
         return ()
     root = Path(data)

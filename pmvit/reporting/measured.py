@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pmvit.compression import compression_of
+from pmvit.compression import plan_of
 from pmvit.evaluation.paired import evaluate_pair
 from pmvit.files import check_fields, read_document, write_text
 from pmvit.measuring.flops import flops
@@ -80,7 +80,7 @@ def _speed(model: nn.Module, original: nn.Module, progress: bool) -> dict[str, A
     makers: Makers = {}
     for name, each in (("original", original), ("compressed", model)):
         makers[name] = partial(ready, copy.deepcopy(each).to("cpu", torch.float32))
-    if compression_of(model) is not None:
+    if plan_of(model) is not None:
         makers["optimized"] = partial(variant, "optimized", copy.deepcopy(model).to("cpu", torch.float32))
     batches = BATCHES if flops(original).gflops < LARGE_GFLOPS else BATCHES[:1]
     found = measure_speed(model, makers, ["eager"], batches, ROUNDS, None, None, False, progress)

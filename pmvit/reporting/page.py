@@ -7,13 +7,13 @@ from typing import Any
 from torch import nn
 
 from pmvit.commands import versions
+from pmvit.data.demo import DEMO
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
 from pmvit.fingerprint import fingerprint
 from pmvit.reporting import sections, summary
 from pmvit.reporting.compared import comparison_section
 from pmvit.reporting.facts import Facts, collect, read_json
-from pmvit.reporting.gallery import DEMO
 from pmvit.reporting.measured import Measured, measure
 from pmvit.reporting.sections import Section
 from pmvit.reporting.templates import content_hash, environment, read_web, viewer_data

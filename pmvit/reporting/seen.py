@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmvit.data import demo
 from pmvit.data.folder import color_mode
 from pmvit.data.pixels import CentreCrop, Preparation
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.loading import num_classes_of
 from pmvit.reporting.segmentation import read_names
 
@@ -32,10 +32,10 @@ class Sight:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        config = adapter_for(model).data_config(model)
+        config = host_of(model).data_config()
         self.mode = color_mode(config)
         self._mean, self._std = (torch.tensor(config[name]).view(-1, 1, 1) for name in ("mean", "std"))
-        self._crop = CentreCrop(Preparation.of(config)) if adapter_for(model).pixel_classes(model) is not None else None
+        self._crop = CentreCrop(Preparation.of(config)) if host_of(model).outputs().pixel_classes is not None else None
         self._transform: Any = create_transform(
             input_size=tuple(config["input_size"]),
             interpolation=config["interpolation"],
@@ -78,10 +78,10 @@ def data_uri(picture: Image.Image, side: int = LARGEST_SIDE) -> str:
 def is_demo(model: nn.Module) -> bool:
     """Whether a model is the demo's ViT, compressed or not."""
     size, patches = (1, demo.ARGUMENTS["img_size"], demo.ARGUMENTS["img_size"]), demo.ARGUMENTS["patch_size"]
-    adapter = adapter_for(model)
+    host = host_of(model)
     grid = (size[1] // patches, size[2] // patches)
-    same = adapter.input_size(model) == size and adapter.layout(model).grid == grid
-    return same and len(adapter.block_names(model)) == demo.ARGUMENTS["depth"] and num_classes_of(model) == 10
+    same = host.input_size() == size and host.layout.grid == grid
+    return same and len(host.block_names()) == demo.ARGUMENTS["depth"] and num_classes_of(model) == 10
 
 
 def class_names(model: nn.Module, names: str | Path | None = None) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def class_names(model: nn.Module, names: str | Path | None = None) -> tuple[str,
     Raises:
         PmvitError: If the file does not have one name for each class.
     """
-    classes = adapter_for(model).pixel_classes(model) or num_classes_of(model) or 0
+    classes = host_of(model).outputs().pixel_classes or num_classes_of(model) or 0
     if names is not None:
         return read_names(Path(names), classes)
     known = getattr(getattr(model, "config", None), "id2label", None)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pmvit.compression import decompress, is_compressed
+from pmvit.compression import compression_of, decompress
 from pmvit.data.choice import choose_samples, spread
 from pmvit.data.folder import Broken, color_mode
 from pmvit.data.pixels import Preparation
@@ -17,7 +17,7 @@ from pmvit.data.sources import BROKEN_IMAGE, Sample
 from pmvit.errors import PmvitError
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import check_stride, sliding_logits
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.progress import track
 from pmvit.reporting.segmentation import Segmentation, SegmentedImage, read_names
@@ -53,22 +53,23 @@ def segment(
     Raises:
         PmvitError: If the models do not label pixels alike, or there is no image that can be read.
     """
-    adapter = adapter_for(model)
-    classes = adapter.pixel_classes(model)
+    host = host_of(model)
+    classes = host.outputs().pixel_classes
     if classes is None:
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not")
     if images < 1:
         raise PmvitError(f"images: expected 1 or more, got {images}")
-    titles = ("original", "compressed" if is_compressed(model) else "model")
-    if original is None and is_compressed(model):
+    is_compressed = compression_of(model) is not None
+    titles = ("original", "compressed" if is_compressed else "model")
+    if original is None and is_compressed:
         original = decompress(copy.deepcopy(model))
         titles = ("original (same weights)", "compressed")
     models = [model] if original is None else [original, model]
     _check_alike(models)
-    window = adapter.input_size(model)[1:]
+    window = host.input_size()[1:]
     strides = check_stride(window, stride)
     words = () if names is None else read_names(Path(names), classes)
-    config = adapter.data_config(model)
+    config = host.data_config()
     preparation, mode = Preparation.of(config), color_mode(config)
     device = next(model.parameters()).device
     made: list[SegmentedImage] = []
@@ -98,7 +99,7 @@ def segment(
 
 def _check_alike(models: Sequence[nn.Module]) -> None:
     """Raise `PmvitError` if the models have other classes, or are made for images of another size."""
-    traits = [(adapter_for(each).pixel_classes(each), adapter_for(each).input_size(each)) for each in models]
+    traits = [(host_of(each).outputs().pixel_classes, host_of(each).input_size()) for each in models]
     if len(set(traits)) > 1:
         wanted, got = (f"{classes} classes at {size[1]} x {size[2]} pixels" for classes, size in reversed(traits))
         raise PmvitError(f"expected an original with {wanted}, as the model has them; got one with {got}")

@@ -54,7 +54,7 @@ class Photo(NamedTuple):
 
 def about(model: nn.Module) -> str:
     """A line that says which model it is and what was done to it."""
-    plan = planned(model).plan
+    plan = planned(model)
     grids = ", ".join(f"{rows} x {columns}" for rows, columns in dict.fromkeys(plan.grids))
     return (
         f"{type(model).__name__}, {plan.depth} blocks of {grids} patches; {plan.keep:.0%} of the patch tokens kept, "
@@ -167,7 +167,7 @@ def _score_tile(values: Sequence[float], block: Block) -> Tile:
 
 
 def _group_tile(block: Block) -> Tile:
-    grid, _, windows = block.layout
+    grid, windows = block.layout.grid, block.layout.windows
     layers = [Layer(group_map(block.layer, grid))]
     if windows is not None:
         regions = windows.regions(grid).flatten()[windows.places(grid)]

@@ -3,28 +3,26 @@
 import json
 
 from pmvit.commands import this_command
-from pmvit.compression import compression_of
-from pmvit.hosts import adapter_for
-from pmvit.methods.base import method_of
+from pmvit.compression import compression_of, plan_of
+from pmvit.hosts import host_of
 from pmvit.reporting.facts import SAME_WEIGHTS, Facts
 
 
 def subtitle(facts: Facts) -> str:
     """One sentence on what was done to the model."""
-    method = method_of(facts.model)
-    if method is not None:
-        return f"Compressed by {method.name}."
-    compression = compression_of(facts.model)
-    share = f"{100 * compression.plan.keep:.0f} % of the patch tokens" if compression is not None else ""
+    compression, plan = compression_of(facts.model), plan_of(facts.model)
+    title = compression.what.title if compression is not None else ""
+    if plan is None:
+        return f"Compressed by {title}."
     tuned = " and fine-tuned" if facts.tuning is not None or facts.metrics else ""
-    return f"Compressed by Prune and Merge{tuned}: its blocks run on {share}."
+    return f"Compressed by {title}{tuned}: its blocks run on {100 * plan.keep:.0f} % of the patch tokens."
 
 
 def what(facts: Facts) -> list[tuple[str, str]]:
     """What was compressed, and how, in short."""
-    adapter, (before, after) = adapter_for(facts.model), facts.costs
-    channels, height, width = adapter.input_size(facts.model)
-    layouts = adapter.layouts(facts.model)
+    host, (before, after) = host_of(facts.model), facts.costs
+    channels, height, width = host.input_size()
+    layouts = host.layouts()
     grids = ", ".join(f"{rows} × {columns}" for rows, columns in dict.fromkeys(layout.grid for layout in layouts))
     said = [
         ("Model", facts.config["model"]["architecture"]),
@@ -33,16 +31,15 @@ def what(facts: Facts) -> list[tuple[str, str]]:
         ("Multiply-accumulates", f"{before.macs / 1e9:.3f} G → {after.macs / 1e9:.3f} G"),
         ("Parameters", f"{before.parameters / 1e6:.2f} M → {after.parameters / 1e6:.2f} M"),
     ]
-    compression = compression_of(facts.model)
-    if compression is not None:
-        plan = compression.plan
+    compression, plan = compression_of(facts.model), plan_of(facts.model)
+    if plan is not None:
         said.append(("Merging and putting back", f"{100 * after.module_macs / after.macs:.2f} % of the cost"))
         back = {"residual": "each group's update", "pinv": "the pseudo-inverse"}
         said.append(("Put back by", back[plan.reconstruct]))
-    method = method_of(facts.model)
-    if method is not None:
-        options = ", ".join(f"{name} {value}" for name, value in method.describe()["options"].items())
-        said.append(("Method", f"{method.name}: {options}"))
+    elif compression is not None:
+        options = json.loads(compression.what.to_json())["options"]
+        told = ", ".join(f"{name} {value}" for name, value in options.items())
+        said.append(("Method", f"{compression.what.title}: {told}"))
     if facts.original_title:
         said.append(("Compared with", facts.original_title))
     if facts.original_title == SAME_WEIGHTS:
@@ -59,8 +56,8 @@ def commands(facts: Facts) -> list[str]:
 
 def settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     """The configurations that are on record, each with its name."""
-    compression = compression_of(facts.model)
-    made_by = dict(compression.plan.made_by) if compression is not None else {}
+    plan = plan_of(facts.model)
+    made_by = dict(plan.made_by) if plan is not None else {}
     titles = {"scores": "Scores", "plan": "Plan"}
     found = [(titles.get(name, name), values) for name, values in made_by.items() if isinstance(values, dict)]
     if facts.tuning is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import nn
 
-from pmvit.compression import compression_of
+from pmvit.compression import plan_of
 from pmvit.reporting.blocks import BlockDescription
 
 WEB = Path(__file__).with_name("web")
@@ -37,8 +37,8 @@ def json_data(value: Any) -> str:
 
 def viewer_data(blocks: Sequence[BlockDescription], model: nn.Module, pictures: list[dict[str, Any]]) -> dict[str, Any]:
     """What the block viewer gets; the scores and weights of a very large plan are left out."""
-    compression = compression_of(model)
-    reconstruct = compression.plan.reconstruct if compression is not None else "residual"
+    plan = plan_of(model)
+    reconstruct = plan.reconstruct if plan is not None else "residual"
     for keys in (("weights", "scores"), ("weights",), ()):
         short = [_short(block, keys) for block in blocks]
         if len(json_data(short)) < LARGEST_PLAN:

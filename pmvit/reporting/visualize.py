@@ -13,7 +13,7 @@ from pmvit.data.choice import choose_samples
 from pmvit.data.folder import Broken, color_mode, evaluation_transform
 from pmvit.data.sources import BROKEN_IMAGE, Sample
 from pmvit.errors import PmvitError
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.measuring import Scores
 from pmvit.methods.base import numbers_of_blocks
 from pmvit.progress import Bar
@@ -118,17 +118,17 @@ class _Drawing:
     def __init__(
         self, model: nn.Module, original: nn.Module | None, blocks: Sequence[Block], names: str | Path | None
     ) -> None:
-        adapter = adapter_for(model)
+        host = host_of(model)
         self.model, self.blocks = model, blocks
-        self.plan = planned(model).plan
+        self.plan = planned(model)
         self.same_weights, self.title = original is None, about(model)
         self._original = original
-        self.config = adapter.data_config(model)
+        self.config = host.data_config()
         self.mode, self.transform = color_mode(self.config), evaluation_transform(self.config)
-        self.size = tile_size(*adapter.input_size(model)[1:])
-        classes = adapter.num_classes(model) or adapter.pixel_classes(model) or 0
+        self.size = tile_size(*host.input_size()[1:])
+        classes = host.outputs().num_classes or host.outputs().pixel_classes or 0
         self.names = () if names is None else read_names(Path(names), classes)
-        if original is not None and adapter_for(original).layouts(original) != adapter.layouts(model):
+        if original is not None and host_of(original).layouts() != host.layouts():
             raise PmvitError("original: expected a model with the same blocks and grids; got one with others")
 
     @property

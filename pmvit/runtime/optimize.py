@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from pmvit.compression import compression_of
 from pmvit.config import InferenceConfig, InferenceOptions, with_keywords
 from pmvit.config.inference import Target
-from pmvit.hosts import Adapter, adapter_for
-from pmvit.hosts.host import Half, Run
+from pmvit.hosts import Host, host_of
 from pmvit.hosts.modes import check_trainable
+from pmvit.hosts.parts import PlainParts
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.prune_merge import PruneMerge, TokenMatrices
+from pmvit.runtime.blocks.build import Half, inference_block
 from pmvit.runtime.chain import BlockMaps, Step, chain, halves_of, identity_maps, maps_of
 from pmvit.runtime.stages import Handed, Narrowed, Stage
 from pmvit.runtime.transitions import FORMS, Transition, cheapest_form, transitions
@@ -50,17 +51,18 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
     """
     config = InferenceConfig(**options)
     check_trainable(model)
-    adapter = adapter_for(model)
+    host_of(model)  # says which models are supported
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    adapter.settle(model)
-    if any(layout.windows is not None for layout in adapter.layouts(model)):
-        chain_windows(model, adapter, config.target, config.fuse)
+    host = host_of(model)
+    host.freeze_control_flow()
+    if any(layout.windows is not None for layout in host.layouts()):
+        chain_windows(model, host, config.target, config.fuse)
     else:
-        runs = adapter.runs(model)
-        read = adapter.tokens_read(model) if config.tokens == "head" and len(runs) == 1 else None
-        for names in runs:
-            if len(runs) == 1 or any(_can_gain(adapter, model.get_submodule(name)) for name in names):
-                _place_stages(model, adapter, names, read, config)
+        spans, num_read, _ = host.reading()
+        read = num_read if config.tokens == "head" and len(spans) == 1 else None
+        for names in spans:
+            if len(spans) == 1 or any(_can_gain(host, model.get_submodule(name)) for name in names):
+                _place_stages(model, host, names, read, config)
     if compression_of(model) is not None:
         del model.compression
     for module in model.modules():
@@ -70,29 +72,26 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
     return model.to(next(model.parameters()).device)
 
 
-def _can_gain(adapter: Adapter, block: nn.Module) -> bool:
+def _can_gain(host: Host, block: nn.Module) -> bool:
     """Whether the passes know what to do with a block."""
-    has_own_mlp = mlp_matrices_of(block, adapter.mlp_parts(block)) is not None
-    return has_own_mlp or isinstance(block, PruneMerge) or adapter.computes_partly(block)
+    has_own_mlp = mlp_matrices_of(block, host.part_names(block).mlp) is not None
+    return has_own_mlp or isinstance(block, PruneMerge) or host.plain_parts(block) is not None
 
 
-def _place_stages(
-    model: nn.Module, adapter: Adapter, names: list[str], read: int | None, config: InferenceConfig
-) -> None:
+def _place_stages(model: nn.Module, host: Host, names: list[str], read: int | None, config: InferenceConfig) -> None:
     """Replace a run of blocks: all tokens go in, and the first `read` of them come out, all if it is `None`."""
-    num_inputs = num_outputs = adapter.layout(model).num_tokens
+    num_inputs = num_outputs = host.layout.num_tokens
 
     def form(matrix: Tensor) -> type[Transition]:
         return FORMS[config.form if config.form != "auto" else cheapest_form(matrix, config.target == "eager")]
 
     num_read = num_outputs if read is None else read
     parts = [
-        _part(adapter, model.get_submodule(name), config.rewrite, read is not None and name == names[-1])
-        for name in names
+        _part(host, model.get_submodule(name), config.rewrite, read is not None and name == names[-1]) for name in names
     ]
     for part in parts:
         if config.target != "eager" and not part.computes_partly:
-            _unfold_mlp(part.block, adapter, form)
+            _unfold_mlp(part.block, host, form)
     tables = chain(
         [maps for part in parts for maps in part.maps(num_inputs)],
         torch.arange(num_read),
@@ -109,12 +108,12 @@ def _place_stages(
             step = next(steps)
             transition = transitions(step.transition, num_outputs, step.num_tokens, form)
             is_own = bool(transition) or name != names[0] or half == "mlp"  # not what the model gives to its blocks
-            halves.append((transition, _runnable(adapter, part, half, step, config.target, is_own)))
+            halves.append((transition, _runnable(part, half, step, config.target, is_own)))
             num_outputs = step.num_outputs
         to_head = transitions(tables.to_head, num_outputs, num_read, form) if name == names[-1] else None
         stage = Stage(num_inputs, *halves[0], to_head, mlp=halves[1] if len(halves) > 1 else None)
         if len(names) == 1 and part.wrapper is not None:
-            adapter.stand_in(stage, part.block)
+            host.answer_like(stage, part.block)
         model.set_submodule(name, stage)
 
 
@@ -124,14 +123,18 @@ class _Part(NamedTuple):
     Attributes:
         block: What runs.
         wrapper: Its compression, if that becomes part of the tables.
-        computes_partly: Whether it is rewritten, and can compute some of its tokens only.
+        plain: What it is made of, if it is rewritten, and can compute some of its tokens only.
         mlp: M and R around its MLP, if that becomes a block of its own in the tables.
     """
 
     block: nn.Module
     wrapper: Any
-    computes_partly: bool
+    plain: PlainParts | None
     mlp: TokenMatrices | None = None
+
+    @property
+    def computes_partly(self) -> bool:
+        return self.plain is not None
 
     @property
     def halves(self) -> tuple[Half | None, ...]:
@@ -143,7 +146,7 @@ class _Part(NamedTuple):
         return (around,) if self.mlp is None else halves_of(around, maps_of(self.mlp))
 
 
-def _part(adapter: Adapter, block: nn.Module, rewrite: bool, feeds_head: bool) -> _Part:
+def _part(host: Host, block: nn.Module, rewrite: bool, feeds_head: bool) -> _Part:
     """Open a compressed block.
 
     Full learned matrices would only grow if they were multiplied: such a block is left as it is, unless it is the last
@@ -151,27 +154,27 @@ def _part(adapter: Adapter, block: nn.Module, rewrite: bool, feeds_head: bool) -
     """
     wrapper = block if isinstance(block, PruneMerge) else None
     inside = block if wrapper is None else wrapper.block
-    mlp = mlp_matrices_of(inside, adapter.mlp_parts(inside))
-    computes_partly = rewrite and adapter.computes_partly(inside)
+    mlp = mlp_matrices_of(inside, host.part_names(inside).mlp)
+    plain = host.plain_parts(inside) if rewrite else None
     is_dense = any(matrices is not None and matrices.learn == "dense" for matrices in (wrapper, mlp))
-    if is_dense and not (feeds_head and computes_partly):
-        return _Part(block, None, False)
-    return _Part(inside, wrapper, computes_partly, mlp if computes_partly else None)
+    if is_dense and not (feeds_head and plain is not None):
+        return _Part(block, None, None)
+    return _Part(inside, wrapper, plain, mlp if plain is not None else None)
 
 
-def _runnable(adapter: Adapter, part: _Part, half: Half | None, step: Step, target: Target, is_own: bool) -> nn.Module:
+def _runnable(part: _Part, half: Half | None, step: Step, target: Target, is_own: bool) -> nn.Module:
     """What runs a block, or a half of it, on the tokens of its step; they may be written to if they are its own."""
-    if not part.computes_partly:
+    if part.plain is None:
         return part.block if part.wrapper is None else Narrowed(part.wrapper)
     has_bias = half != "mlp" and part.wrapper is not None and part.wrapper.log_sizes is not None
     bias = part.wrapper.log_sizes[step.order] if has_bias else None
     inplace = target == "eager" and is_own
-    return adapter.inference_block(part.block, Run(step.num_tokens, step.num_outputs, bias, target, inplace, half))
+    return inference_block(part.plain, step.num_tokens, step.num_outputs, bias, target, inplace, half)
 
 
-def _unfold_mlp(block: nn.Module, adapter: Adapter, form: Callable[[Tensor], type[Transition]]) -> None:
+def _unfold_mlp(block: nn.Module, host: Host, form: Callable[[Tensor], type[Transition]]) -> None:
     """Let a block that is not rewritten multiply with M and R around its MLP in a form that graphs can hold."""
-    parts = adapter.mlp_parts(block)
+    parts = host.part_names(block).mlp
     matrices = mlp_matrices_of(block, parts)
     if parts is None or matrices is None:
         return

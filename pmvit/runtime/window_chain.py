@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.config.inference import Target
-from pmvit.hosts import Adapter
+from pmvit.hosts import Host
 from pmvit.hosts.host import TokenLayout
 from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.prune_merge import PruneMerge
@@ -184,29 +184,30 @@ class WindowStage(nn.Module):
         return table.tokens if self.grid is None else table.tokens.unflatten(1, self.grid)
 
 
-def chain_windows(model: nn.Module, adapter: Adapter, target: Target, fuse: bool) -> None:
+def chain_windows(model: nn.Module, host: Host, target: Target, fuse: bool) -> None:
     """Replace the blocks of every stage of a model by a chain of tables, in place."""
-    layouts = dict(zip(adapter.block_names(model), adapter.layouts(model), strict=True))
+    layouts = dict(zip(host.block_names(), host.layouts(), strict=True))
     form: type[Transition] = Segment if target == "eager" else Taps
-    for names in adapter.runs(model):
+    for names in host.reading().spans:
         before: SparseMaps | None = None
         for name in names:
-            wrapper = wrapped(model.get_submodule(name), adapter, layouts[name])
+            wrapper = wrapped(model.get_submodule(name), host, layouts[name])
             is_open = wrapper.learn == "group"
             maps = sparse_maps(wrapper) if is_open else _eye(layouts[name].num_tokens)
             transition = _between(before, maps, form, fuse)
             block: nn.Module = wrapper.block if is_open else wrapper
             if isinstance(wrapper.block, WindowBlock):
-                wrapper.block.freeze(target, inplace=is_open and bool(transition))
+                is_own = is_open and bool(transition)
+                wrapper.block.freeze(explicit=target == "onnx", inplace=is_own and target == "eager")
             is_last = name == names[-1]
             back = [form(maps.leave.dense(), maps.num_groups, maps.leave.shape[0])] if is_last else None
-            stage = WindowStage(transition, block, back, layouts[name].grid if adapter.keeps_grid else None)
-            adapter.stand_in(stage, wrapper)
+            stage = WindowStage(transition, block, back, layouts[name].grid if host.keeps_grid else None)
+            host.answer_like(stage, wrapper)
             model.set_submodule(name, stage)
             before = maps
 
 
-def wrapped(block: nn.Module, adapter: Adapter, layout: TokenLayout) -> PruneMerge:
+def wrapped(block: nn.Module, host: Host, layout: TokenLayout) -> PruneMerge:
     """The block as a compressed one; a block on all tokens takes them window by window."""
     if isinstance(block, PruneMerge):
         return block
@@ -214,7 +215,7 @@ def wrapped(block: nn.Module, adapter: Adapter, layout: TokenLayout) -> PruneMer
         raise TypeError("expected windows at every block of a model that has some")
     tokens = torch.argsort(layout.windows.places(layout.grid))
     wrapper = PruneMerge(block, torch.argsort(tokens), tokens, torch.ones(len(tokens)))
-    adapter.fit(wrapper, layout)
+    host.fit(wrapper, layout)
     return wrapper.eval().requires_grad_(False)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
 
@@ -58,10 +58,10 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
             return _with_tokens(output, tokens + moves * shift)
         return None
 
-    adapter = adapter_for(model)
-    layouts = adapter.layouts(model)
-    num_read = adapter.tokens_read(model)
-    blocks = [model.get_submodule(name) for name in adapter.block_names(model)]
+    host = host_of(model)
+    layouts = host.layouts()
+    num_read = host.reading().num_read
+    blocks = [model.get_submodule(name) for name in host.block_names()]
     handles = [block.register_forward_hook(correct, with_kwargs=True) for block in blocks]
     try:
         with evaluation_mode(model):
@@ -74,7 +74,7 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
 
 def _block_means(teacher: nn.Module, images: Tensor) -> list[Tensor]:
     """The mean output tokens of every block over the images, (tokens, width) each."""
-    blocks = [teacher.get_submodule(name) for name in adapter_for(teacher).block_names(teacher)]
+    blocks = [teacher.get_submodule(name) for name in host_of(teacher).block_names()]
     sums: list[Tensor | float] = [0.0] * len(blocks)
 
     def add(block: nn.Module, _: Any, output: Any) -> None:

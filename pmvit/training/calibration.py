@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit.compression import decompress, is_compressed
+from pmvit.compression import compression_of, decompress
 from pmvit.config import FinetuneConfig
 from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_loader
-from pmvit.saving import save
+from pmvit.saving import check_savable, save
 from pmvit.training.biases import correct_biases
 from pmvit.training.record import has_begun
 from pmvit.training.run import finetune
@@ -60,11 +60,13 @@ def calibrate(
         StoppedError: After SIGINT or SIGTERM, once a checkpoint is written.
         PmvitError: If the model is not compressed, or something does not fit.
     """
-    if not is_compressed(model):
+    if compression_of(model) is None:
         raise PmvitError("expected a compressed model to calibrate; this one is not, and has nothing to come back to")
     check_trainable(model)
-    teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))
     folder = Path(output) if output is not None else None
+    if folder is not None:
+        check_savable(model)
+    teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))
     if not (resume and folder is not None and has_begun(folder)):
         correct_biases(model, teacher, _some_images(model, data))
     if not distill:

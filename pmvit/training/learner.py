@@ -15,15 +15,15 @@ from pmvit.config import FinetuneConfig
 from pmvit.data.batches import check_labels
 from pmvit.data.training import BatchTransform, TrainingBatch
 from pmvit.errors import PmvitError
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import as_module, gives_logits, logits_of
 from pmvit.loading import num_classes_of
-from pmvit.methods.base import Step, extra_loss
 from pmvit.saving import load_tensors
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
 from pmvit.training.loss import finetune_loss, tapped_tokens
 from pmvit.training.matrices import parameter_groups, set_learnable
+from pmvit.wrapping import TrainingPass, extra_loss
 
 
 class Learner:
@@ -78,7 +78,7 @@ class Learner:
         self._forward = torch.compile(self._prepared) if config.compile else self._prepared
         asked = as_module(teacher) if teacher is not None else None
         self._ask: Any = torch.compile(asked) if config.compile and asked is not None else asked
-        data_config = adapter_for(model).data_config(model)
+        data_config = host_of(model).data_config()
         self._finish_images = BatchTransform(data_config, config.random_erasing, device)
 
     @property
@@ -142,7 +142,7 @@ class Learner:
         losses = finetune_loss(
             self.config, logits, labels, taught, self._tokens, targets, has_classes=self._has_classes
         )
-        extra = extra_loss(self.model, _step(images, logits, labels, taught))
+        extra = extra_loss(self.model, _last_pass(images, logits, labels, taught))
         return losses if extra is None else {**losses, "loss": losses["loss"] + extra, "method": extra}
 
     def gradient_norm(self) -> Tensor:
@@ -204,12 +204,12 @@ class Learner:
         self.model.eval()
 
 
-def _step(images: Tensor, logits: Tensor, labels: Tensor | None, taught: Tensor | None) -> Step:
+def _last_pass(images: Tensor, logits: Tensor, labels: Tensor | None, taught: Tensor | None) -> TrainingPass:
     """What a method may learn from: labels say what is right, or the teacher where there are none."""
     wanted = taught if labels is None else labels
     if wanted is not None and wanted.is_floating_point():
         wanted = wanted.argmax(-1)
-    return Step(images, logits, logits.argmax(-1) if wanted is None else wanted)
+    return TrainingPass(images, logits, logits.argmax(-1) if wanted is None else wanted)
 
 
 def _optimizer(groups: list[dict[str, Any]], config: FinetuneConfig) -> torch.optim.Optimizer:

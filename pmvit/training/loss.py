@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pmvit.config import FinetuneConfig
 from pmvit.data.batches import IGNORED, check_labels
 from pmvit.errors import PmvitError
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 
 TokenMaps = Mapping[int, Tensor]
 
@@ -106,7 +106,7 @@ def finetune_loss(
 @contextmanager
 def tapped_tokens(model: nn.Module, blocks: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
     """A dictionary that holds, after each forward pass, what the chosen blocks put out (all tokens, reconstructed)."""
-    names = adapter_for(model).block_names(model)
+    names = host_of(model).block_names()
     if unknown := [block for block in blocks if not -len(names) <= block < len(names)]:
         raise PmvitError(f"token_blocks: expected blocks of 0 ... {len(names) - 1}, got {unknown[0]}")
     maps: dict[int, Tensor] = {}

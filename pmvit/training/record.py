@@ -13,7 +13,6 @@ from pmvit.config import FinetuneConfig
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, config_from, read_document, write_text
 from pmvit.fingerprint import fingerprint
-from pmvit.methods.base import method_of
 
 FILE, CHECKPOINTS = "finetune.json", "checkpoints"
 FORMAT, VERSION = "pmvit-finetune", 1
@@ -47,11 +46,8 @@ class RunRecord:
     def of(
         cls, model: nn.Module, teacher: nn.Module | None, config: FinetuneConfig, command: dict[str, Any]
     ) -> "RunRecord":
-        compression, method = compression_of(model), method_of(model)
-        plan = compression.plan.to_json() if compression is not None else None
-        if method is not None:
-            plan = json.dumps(method.describe())
-        plan = hashlib.sha256(plan.encode()).hexdigest() if plan is not None else None
+        compression = compression_of(model)
+        plan = hashlib.sha256(compression.what.to_json().encode()).hexdigest() if compression is not None else None
         return cls(config, plan, fingerprint(teacher) if teacher is not None else None, command)
 
     def write(self, folder: Path) -> None:

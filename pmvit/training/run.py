@@ -11,7 +11,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
 from pmvit._system import avoid_broken_amx, keep_freed_memory
-from pmvit.compression import decompress, is_compressed
+from pmvit.compression import compression_of, decompress
 from pmvit.config import FinetuneConfig
 from pmvit.data.folder import every
 from pmvit.data.pixels import Augmentation, Preparation, pixel_training_data
@@ -19,10 +19,10 @@ from pmvit.data.segmentation import has_masks, open_pairs
 from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
 from pmvit.errors import PmvitError
 from pmvit.evaluation.validation import evaluation_from
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import num_classes_of, open_validation
-from pmvit.saving import describe, load
+from pmvit.saving import check_savable, load
 from pmvit.training.matrices import matrix_parameters
 from pmvit.training.record import RunRecord
 from pmvit.training.trainer import LAST, Finetuned, Trainer
@@ -53,7 +53,7 @@ def finetune(
     that labels pixels learns from images with masks, and from the teacher's distribution at every pixel.
 
     Args:
-        model: What `compress` or `methods.compress` returned.
+        model: What `compress` returned.
         train: The training images: a path as `pmvit finetune --data` takes it, or a loader of `(images, labels)` with a
             length, whose batches are taken as they come: `config.accumulate` of them a step.
         val: Images to validate on after every epoch, likewise.
@@ -76,10 +76,10 @@ def finetune(
         avoid_broken_amx()
     folder = Path(output) if output is not None else None
     if folder is not None:
-        describe(model)  # better found out now than after the last epoch that the model cannot be saved
+        check_savable(model)  # better found out now than after the last epoch that the model cannot be saved
     if not config.needs_teacher:
         teacher = None
-    elif teacher is None and is_compressed(model):
+    elif teacher is None and compression_of(model) is not None:
         teacher = decompress(copy.deepcopy(model))
     record = RunRecord.of(model, teacher, config, command or {})
     if folder is not None:
@@ -147,8 +147,8 @@ def training_data(
         )
     options: dict[str, Any] = {"batch": config.batch_size // passes, "workers": config.workers, "seed": config.seed}
     options["process"] = process
-    data_config = adapter_for(model).data_config(model)
-    classes = adapter_for(model).pixel_classes(model)
+    data_config = host_of(model).data_config()
+    classes = host_of(model).outputs().pixel_classes
     if classes is not None and (config.labels or has_masks(train)):
         pairs = open_pairs(train, classes, "train", first_label)
         augmentation = _pixel_augmentation(config, data_config)

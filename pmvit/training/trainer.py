@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from pmvit.card import Facts
+from pmvit.card import CardDetails
 from pmvit.config import FinetuneConfig
 from pmvit.data.seeding import seed_all, seed_for
 from pmvit.data.training import TrainingBatch, TrainingData
@@ -229,7 +229,7 @@ class Trainer:
         """Save the model; its card says how it was tuned and how good it is."""
         started = {"command": self._record.command} if self._record.command else {}
         measured = {"tuned": asdict(evaluation)} if evaluation is not None else {}
-        save(self.learner.evaluated, folder, facts=Facts(measured, {"finetune": asdict(self.config), **started}))
+        save(self.learner.evaluated, folder, card=CardDetails(measured, {"finetune": asdict(self.config), **started}))
 
     def _write_result(self, folder: Path, result: Finetuned) -> None:
         self._save(folder / LAST, result.last)

@@ -13,10 +13,9 @@ import torch
 from PIL import Image
 
 import pmvit
-from pmvit import methods
 from pmvit.data.demo import MEAN, STD, demo_images, demo_loader, demo_model
 from pmvit.loading import create_model, open_loader
-from tests.helpers import pmvit_command, pmvit_here
+from tests.helpers import pmvit_command, pmvit_here, tome
 
 ARGUMENTS = ["img_size=28", "patch_size=2", "in_chans=1", "embed_dim=128", "depth=6", "num_heads=4"]
 PREPARATION = [f"mean=[{MEAN}]", f"std=[{STD}]", "crop_pct=1.0"]
@@ -146,7 +145,7 @@ def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None
     assert "ToMe: r (9, 9, 9, 9, 9, 8)" in result.stdout
     batch = demo_loader("test", count=4)[0][0]
     with torch.inference_mode():
-        expected = methods.compress(demo_model(), "tome", r=(9, 9, 9, 9, 9, 8))(batch)
+        expected = tome(demo_model(), (9, 9, 9, 9, 9, 8))(batch)
         assert torch.equal(pmvit.load(tmp_path / "tome")(batch), expected)
     numbers = json.loads(pmvit_here("info", tmp_path / "tome", "--json").stdout)
     assert numbers["method"]["name"] == "tome"

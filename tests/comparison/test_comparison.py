@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import pmvit
-from pmvit import methods
 from pmvit.comparison import Compared, Comparison
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.evaluation import Evaluation
+from pmvit.methods import METHODS, make_method
 from tests.helpers import method_at, small_vit
 from tests.segmenters import small_segmenter
 
@@ -36,7 +36,7 @@ def found() -> Comparison:
         methods=["prune-merge", "measured", "tome"],
         scores=pmvit.measure(model, images, method="scored", progress=False),
         merge_costs=pmvit.measure(model, images, method="measured", progress=False),
-        others={"mine": methods.compress(model, "random", r=(18, 18, 18))},
+        others={"mine": pmvit.compress(model, make_method("random", r=(18, 18, 18)))},
         exports=False,
         batches=[2],
         rounds=3,
@@ -59,7 +59,7 @@ def test_methods_cost_the_same_and_are_told_apart(found: Comparison) -> None:
     assert divergences["measured"] < divergences["mine"]
     assert divergences["tome"] < divergences["mine"]
     assert rows["mine"].options["name"] == "random"
-    again = methods.compress(half_a_model(), "tome", **rows["tome"].options)
+    again = pmvit.compress(half_a_model(), make_method("tome", **rows["tome"].options))
     alone = pmvit.evaluate(again, demo_loader("test", count=128), reference=half_a_model(), progress=False)
     assert alone == rows["tome"].evaluation
 
@@ -98,14 +98,14 @@ def test_what_cannot_be_is_said() -> None:
     with pytest.raises(pmvit.PmvitError, match="one of the methods"):
         pmvit.compare(model, images, gflops=wanted, methods=["tomato"])
     with pytest.raises(pmvit.PmvitError, match="use the original"):
-        pmvit.compare(methods.compress(small_vit(), "tome", r=2), images, gflops=wanted)
+        pmvit.compare(pmvit.compress(small_vit(), make_method("tome", r=2)), images, gflops=wanted)
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_a_graph(name: str) -> None:
     """For any batch size, and with the same outputs."""
     vit: Any = small_vit(depth=2)
-    model = methods.apply(vit, method_at(name, 0.5, vit)).requires_grad_(False)
+    model = pmvit.compress(vit, method_at(name, 0.5, vit)).requires_grad_(False)
     batch = ({0: torch.export.Dim("batch", min=1, max=64)},)
     graph = torch.export.export(model, (torch.randn(2, 3, 96, 96),), dynamic_shapes=batch).module()
     images = torch.randn(3, 3, 96, 96)

@@ -11,7 +11,7 @@ import pmvit
 from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
 from pmvit.data.folder import image_folder
 from pmvit.data.sources import find_images
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 
 import timm  # isort: skip
 from timm.data import create_transform  # isort: skip
@@ -105,7 +105,7 @@ def test_shuffling_depends_on_the_seed_alone(tmp_path: Path) -> None:
 
 @pytest.mark.data
 def test_images_are_prepared_as_timm_prepares_them(deit_tiny: nn.Module, data: Path) -> None:
-    config = adapter_for(deit_tiny).data_config(deit_tiny)
+    config = host_of(deit_tiny).data_config()
     folder = data / "imagenet" / "val" / "000"
     batch = next(iter(image_folder(folder, config, workers=0)))
     transform = create_transform(**timm.data.resolve_model_data_config(deit_tiny), is_training=False)

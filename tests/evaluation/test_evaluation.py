@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.data.folder import image_folder
 from pmvit.evaluation.classification import measure
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 
 
 def test_measures_by_hand() -> None:
@@ -57,7 +57,7 @@ def test_modes_are_restored_and_bad_input_is_named(small_model: nn.Module) -> No
 @pytest.mark.data
 def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: pmvit.Scores, data: Path) -> None:
     """DeiT-Tiny knows its images, and a plan from scores keeps more of that than the same budget at random."""
-    config = adapter_for(deit_tiny).data_config(deit_tiny)
+    config = host_of(deit_tiny).data_config()
     loader = image_folder(data / "imagenet/val", config, num_classes=1000, batch_size=50, workers=0, shuffle=True)
     batches: list[tuple[Tensor, Tensor]] = [batch for batch, _ in zip(loader, range(2), strict=False)]
     original = pmvit.evaluate(copy.deepcopy(deit_tiny), batches, progress=False)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit.evaluation.segmentation import evaluate_segmentation
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import logits_of, parts_of, pixel_scores, predict
 from pmvit.loading import create_model, open_loader
 from pmvit.prune_merge import PruneMerge
@@ -33,7 +33,7 @@ transformers = pytest.importorskip("transformers")
 VIT = "vit_tiny_patch16_224"
 NARROW: dict[str, Any] = {"img_size": (64, 96)}  # 4 x 6 patches
 EOMT = {"num_labels": 3, "num_hidden_layers": 4, "num_blocks": 2, "num_queries": 5}
-KINDS = {  # the others are the same to an adapter; `python -m scripts.sweep` tries all
+KINDS = {  # the others are the same to a host; `python -m scripts.sweep` tries all
     "hf eomt": ("EomtForUniversalSegmentation", "EomtDinov3ForUniversalSegmentation"),
     "timm features": ("vit_relpos_small_patch16_224", "beit_base_patch16_224", "vit_small_patch16_dinov3"),
     "smp dpt": ("vit_base_patch16_siglip_224", "vit_small_patch16_dinov3"),
@@ -67,12 +67,12 @@ MAKERS = {"features": features, "dpt": dpt, "eomt": eomt}
 
 
 def images_for(model: nn.Module, count: int = 2) -> Tensor:
-    size = adapter_for(model).input_size(model)
+    size = host_of(model).input_size()
     return torch.randn(count, *size, generator=torch.Generator().manual_seed(1))
 
 
 def masks_for(model: nn.Module, classes: int = 3) -> Tensor:
-    height, width = adapter_for(model).input_size(model)[1:]
+    height, width = host_of(model).input_size()[1:]
     return torch.randint(0, classes, (2, height, width), generator=torch.Generator().manual_seed(2))
 
 
@@ -113,7 +113,7 @@ def test_feature_maps() -> None:
         same = pmvit.compress(model, in_place_plan((4, 6), 4))(images)
         assert all(difference(a, b) < 1e-5 for a, b in zip(same, expected, strict=True))
         assert all(difference(a, b) > 1e-2 for a, b in zip(small(images), expected, strict=True))
-    assert adapter_for(model).runs(model) == [
+    assert host_of(model).reading().spans == [
         ["model.blocks.0", "model.blocks.1"],
         ["model.blocks.2", "model.blocks.3"],
     ]
@@ -187,7 +187,7 @@ def test_saved_models_come_back(kind: str, tmp_path: Path) -> None:
     loaded = pmvit.load(tmp_path / "saved")
     pmvit.save(loaded, tmp_path / "again.safetensors")
     assert type(loaded) is type(model)
-    assert adapter_for(loaded).data_config(loaded) == adapter_for(model).data_config(model)
+    assert host_of(loaded).data_config() == host_of(model).data_config()
     with torch.inference_mode():
         for got in (loaded, pmvit.load(tmp_path / "again.safetensors")):
             assert torch.equal(predict(got, images), predict(small, images))
@@ -204,7 +204,7 @@ def test_exported_files_give_the_same(kind: str, tmp_path: Path) -> None:
     assert pmvit.export(small, tmp_path / "small.onnx").max_error < 1e-4
     outputs = onnxruntime.InferenceSession(tmp_path / "small.onnx").run(None, {"images": images.numpy()})
     with torch.inference_mode():
-        parts = parts_of(adapter_for(small).call(small, images))
+        parts = parts_of(host_of(small).call(images))
     expected = [parts] if isinstance(parts, Tensor) else list(parts)
     assert len(outputs) == (2 if kind == "features" else 1)
     for got, wanted in zip(map(torch.from_numpy, outputs), expected, strict=True):
@@ -236,18 +236,17 @@ def test_what_is_benchmarked_reads_the_grid(kind: str) -> None:
 
 def test_blocks_that_nothing_reads_are_left_out() -> None:
     model = dpt(encoder_depth=2, encoder_output_indices=[1, -2], decoder_intermediate_channels=(8, 8))
-    adapter = adapter_for(model)
-    assert [len(names) for names in adapter.runs(model)] == [2, 3]
-    assert (
-        len(pmvit.measure(model, [(images_for(model), masks_for(model))], method="scored", progress=False).values) == 5
-    )
+    host = host_of(model)
+    assert [len(names) for names in host.reading().spans] == [2, 3]
+    scores = pmvit.measure(model, [(images_for(model), masks_for(model))], method="scored", progress=False)
+    assert len(scores.values) == 5
 
 
 def test_scores_of_masks() -> None:
     """One logit a pixel is scored by binary cross-entropy: as two, the first of which is always 0."""
     model = dpt(classes=1)
     images, masks = images_for(model), masks_for(model, 2)
-    assert adapter_for(model).pixel_classes(model) == 2
+    assert host_of(model).outputs().pixel_classes == 2
     both = dpt(classes=2)
     both.load_state_dict({**both.state_dict(), **{k: v for k, v in model.state_dict().items() if ".head.4" not in k}})
     with torch.no_grad():
@@ -295,7 +294,7 @@ def test_other_heads_of_dpt(tmp_path: Path) -> None:
     with torch.inference_mode():
         assert torch.equal(pmvit.load(tmp_path / "aux")(images)[1], labels)
     closed = dpt(activation="softmax2d")
-    assert adapter_for(closed).pixel_classes(closed) is None
+    assert host_of(closed).outputs().pixel_classes is None
     with pytest.raises(pmvit.PmvitError, match='use loss="embedding"'):
         pmvit.measure(closed, [(images, masks_for(closed))], method="scored", progress=False)
     aux.classification_head[-2] = nn.Linear(48, 5)
@@ -324,7 +323,7 @@ def test_a_folder_of_segmentation_models_pytorch(tmp_path: Path) -> None:
 def test_dpt_on_another_encoder_is_not_known() -> None:
     with torch.device("meta"):
         model = smp.DPT("tu-swin_tiny_patch4_window7_224", encoder_weights=None, decoder_readout="ignore")
-    with pytest.raises(pmvit.PmvitError, match=r"no adapter knows a segmentation_models_pytorch.*DPT"):
+    with pytest.raises(pmvit.PmvitError, match=r"no host knows a segmentation_models_pytorch.*DPT"):
         pmvit.measure(model, [], method="scored")
 
 
@@ -341,9 +340,9 @@ def test_eomt_keeps_its_decoder(masks: bool) -> None:
     """Blocks that hold queries are left alone, and get what the original would give them if nothing is merged."""
     model = eomt(masks)
     images = images_for(model)
-    adapter = adapter_for(model)
-    assert adapter.block_names(model) == ["layers.0", "layers.1"]
-    assert adapter.pixel_classes(model) == 3
+    host = host_of(model)
+    assert host.block_names() == ["layers.0", "layers.1"]
+    assert host.outputs().pixel_classes == 3
     same, small = (pmvit.compress(model, plan) for plan in (in_place_plan((6, 6), 2), small_plan(model)))
     assert [isinstance(layer, PruneMerge) for layer in small.layers] == [True, True, False, False]
     with torch.inference_mode():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.hosts import TokenLayout, adapter_for
+from pmvit.hosts import TokenLayout, host_of
 from pmvit.hosts.outputs import as_tensor, predict
 from pmvit.loading import create_model, num_classes_of, open_loader
 from pmvit.runtime.bench.variants import variant
@@ -57,7 +57,7 @@ def vit(**more: Any) -> Any:
 
 
 def images_for(model: nn.Module, count: int = 3) -> Tensor:
-    size = adapter_for(model).input_size(model)
+    size = host_of(model).input_size()
     return torch.randn(count, *size, generator=torch.Generator().manual_seed(1), dtype=next(model.parameters()).dtype)
 
 
@@ -74,10 +74,10 @@ def test_scores_are_those_of_explicit_attention(family: str) -> None:
     """Eq. 9 by hand, on the maps that the library itself returns with `eager` attention; some are float32 in it."""
     model = make(family, attn_implementation="eager").double()
     images = images_for(model)
-    adapter = adapter_for(model)
-    layout = adapter.layout(model)
-    has_labels = adapter.num_classes(model) is not None
-    loss = "labels" if has_labels else "predicted" if adapter.gives_logits(model) else "embedding"
+    host = host_of(model)
+    layout = host.layout
+    has_labels = host.outputs().num_classes is not None
+    loss = "labels" if has_labels else "predicted" if host.outputs().gives_logits else "embedding"
     labels = torch.tensor([0, 3, 5])
     scores = pmvit.measure(model, [(images, labels)], method="scored", loss=loss, progress=False)
     assert model.config._attn_implementation == "eager"
@@ -98,7 +98,7 @@ def test_scores_are_those_of_explicit_attention(family: str) -> None:
 def test_hidden_states_have_all_tokens(family: str) -> None:
     model = make(family)
     images = images_for(model)
-    layout = adapter_for(model).layout(model)
+    layout = host_of(model).layout
     same, small = (pmvit.compress(model, plan) for plan in (_in_place(model), small_plan(model)))
     with torch.no_grad():
         expected = model(images, output_hidden_states=True, **_noise(family)).hidden_states
@@ -119,8 +119,8 @@ def _noise(family: str) -> dict[str, Tensor]:
 def _in_place(model: nn.Module) -> pmvit.Plan:
     from pmvit.runtime.bench.variants import in_place_plan
 
-    adapter = adapter_for(model)
-    return in_place_plan(adapter.layout(model).grid, len(adapter.block_names(model)))
+    host = host_of(model)
+    return in_place_plan(host.layout.grid, len(host.block_names()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -148,7 +148,7 @@ def test_either_attention_gives_the_same(implementation: str) -> None:
 
 
 def test_flash_attention_is_told_that_it_takes_no_bias() -> None:
-    """Nothing else depends on the implementation: scores go through sdpa, and masks of padding are narrowed."""
+    """Nothing else depends on the implementation: scores go through sdpa, and masks of padding are reduced."""
     model = vit()
     plan = small_plan(model, attention_bias=True)
     small = pmvit.compress(model, plan)
@@ -158,15 +158,15 @@ def test_flash_attention_is_told_that_it_takes_no_bias() -> None:
         wrapper.block_arguments((None,), {})
     plain = pmvit.compress(model, small_plan(model, attention_bias=False))
     padding = torch.rand(2, 37) > 0.5
-    narrowed = plain.vit.layers[0].block_arguments((padding,), {})
-    assert torch.equal(narrowed["attention_mask"], padding[:, plain.vit.layers[0].centres])
+    reduced = plain.vit.layers[0].block_arguments((padding,), {})
+    assert torch.equal(reduced["attention_mask"], padding[:, plain.vit.layers[0].centres])
     model.config._attn_implementation = "flash_attention_2"
-    with adapter_for(model).for_scoring(model):
+    with host_of(model).observed():
         assert model.vit.layers[0].attention.config._attn_implementation == "sdpa"
     assert model.config._attn_implementation == "flash_attention_2"
 
 
-def test_masks_are_narrowed() -> None:
+def test_masks_are_reduced_to_the_centres() -> None:
     model = vit()
     moved = pmvit.compress(model, _in_place(model))
     images = images_for(model)
@@ -190,7 +190,7 @@ def test_a_model_that_was_evaluated_can_be_trained() -> None:
 
 def test_detection_tokens_are_never_merged() -> None:
     model = make("yolos")
-    assert adapter_for(model).layout(model) == TokenLayout((6, 5), 1 + 5)
+    assert host_of(model).layout == TokenLayout((6, 5), 1 + 5, num_suffix=5)
     assert pmvit.compress(model, small_plan(model)).vit.encoder.layer[0].token_mask[:6].all()
 
 
@@ -226,7 +226,7 @@ def test_models_without_classes_say_so() -> None:
 def test_segmentation_agrees_pixel_by_pixel() -> None:
     changes = {**LABELS, **BIAS, "num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]}
     model: Any = reduced_hf("BeitForSemanticSegmentation", "BeitConfig", changes)
-    assert len(adapter_for(model).block_names(model)) == 3  # it reads nothing of the fourth
+    assert len(host_of(model).block_names()) == 3  # it reads nothing of the fourth
     images = images_for(model)
     with torch.no_grad():
         logits = model(images).logits
@@ -255,7 +255,7 @@ def test_a_folder_of_transformers(tmp_path: Path, pictures: Path) -> None:
         loaded = create_model(name)
         assert type(loaded) is type(model)
         assert num_classes_of(loaded) == 7
-        assert adapter_for(loaded).data_config(loaded) == {
+        assert host_of(loaded).data_config() == {
             "input_size": [3, 96, 96],
             "interpolation": "bilinear",
             "mean": [0.1, 0.2, 0.3],
@@ -268,7 +268,7 @@ def test_a_folder_of_transformers(tmp_path: Path, pictures: Path) -> None:
     small = pmvit.compress(loaded, pmvit.plan(scores, keep=0.6))
     pmvit.save(small, tmp_path / "small")
     again = pmvit.load(tmp_path / "small")
-    assert adapter_for(again).data_config(again) == adapter_for(loaded).data_config(loaded)
+    assert host_of(again).data_config() == host_of(loaded).data_config()
     assert pmvit.evaluate(again, batches, reference=loaded, progress=False).agreement is not None
 
 
@@ -294,11 +294,11 @@ def test_dinov2_takes_the_size_of_its_processor(tmp_path: Path) -> None:
     make("dinov2").save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"shortest_edge": 80}, "crop_size": 64}))
     model = create_model(str(tmp_path))
-    assert adapter_for(model).layout(model) == TokenLayout((4, 4), 1)
+    assert host_of(model).layout == TokenLayout((4, 4), 1)
     small = pmvit.compress(model, small_plan(model))
     assert predict(small, images_for(model)).shape == (3, 7)
     pmvit.save(small, tmp_path / "saved")
-    assert adapter_for(loaded := pmvit.load(tmp_path / "saved")).layout(loaded).grid == (4, 4)
+    assert host_of(pmvit.load(tmp_path / "saved")).layout.grid == (4, 4)
 
 
 def test_the_trainer_of_transformers_takes_it(tmp_path: Path) -> None:

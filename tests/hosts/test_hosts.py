@@ -1,4 +1,4 @@
-"""Adapters: every timm architecture, what they need of a host, and models nobody knows."""
+"""Hosts: every timm architecture, what compression changes in them, and models nobody knows."""
 
 from functools import partial
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import pmvit
-from pmvit.hosts import Adapter, TokenLayout, adapter_for, register
-from pmvit.hosts import host as adapters
+from pmvit.hosts import Host, TokenLayout, host_of, register
+from pmvit.hosts import host as hosts
 from pmvit.planning import LayerPlan
 from pmvit.runtime.bench.variants import in_place_plan
 from scripts.sweep import randomise, try_model
@@ -61,11 +61,11 @@ def identity(model: nn.Module) -> nn.Module:
 )
 def test_prefix_tokens_are_found(name: str, arguments: dict[str, object], num_prefix: int) -> None:
     model = small_vit(name, **arguments)
-    assert adapter_for(model).layout(model) == TokenLayout((6, 6), num_prefix)
+    assert host_of(model).layout == TokenLayout((6, 6), num_prefix)
 
 
-def test_a_bias_that_is_not_narrowed_would_show() -> None:
-    """The reordering check of the sweep can fail: without narrowing, BEiT's position bias breaks it."""
+def test_a_bias_that_is_not_at_the_centres_would_show() -> None:
+    """The reordering check of the sweep can fail: at all tokens, BEiT's position bias breaks it."""
     model = small_vit("beit_base_patch16_224")
     randomise(model)
     images = torch.randn(1, 3, 96, 96)
@@ -164,8 +164,8 @@ class AttentionBlock(nn.Module):
 
 
 def test_the_example_of_the_error_message_works() -> None:
-    before = list(adapters._adapters)
-    example = adapters.EXAMPLE.replace("my_library.MyViT", "Foreign").replace("(14, 14)", "(4, 4)")
+    before = list(hosts._hosts)
+    example = hosts.EXAMPLE.replace("my_library.MyViT", "Foreign").replace("(14, 14)", "(4, 4)")
     example = example.replace("num_prefix=1", "num_prefix=0").replace("encoder.layers", "layers")
     example = example.replace("model.encoder", "model").replace("(3, 224, 224)", "(3, 32, 32)")
     lines = "\n".join(line[4:] for line in example.splitlines())
@@ -183,17 +183,17 @@ def test_the_example_of_the_error_message_works() -> None:
         with pytest.raises(pmvit.PmvitError, match="make the plan with attention_bias=False"):
             pmvit.compress(model, pmvit.plan(scores, keep=0.5, attention_bias=True))
     finally:
-        adapters._adapters[:] = before
+        hosts._hosts[:] = before
 
 
 def test_registering_is_a_decorator() -> None:
-    before = list(adapters._adapters)
+    before = list(hosts._hosts)
     try:
 
         @register
-        class Mine(Adapter):
-            family = "mine"
+        class Mine(Host):
+            key = family = "mine"
 
-        assert Mine.family in adapters.supported_families()
+        assert Mine.family in hosts.supported_families()
     finally:
-        adapters._adapters[:] = before
+        hosts._hosts[:] = before

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import pmvit
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import Candidate
@@ -30,7 +30,7 @@ def make(name: str) -> Any:
 
 
 def images_for(model: nn.Module) -> Tensor:
-    size = adapter_for(model).input_size(model)
+    size = host_of(model).input_size()
     return torch.randn(2, *size, generator=torch.Generator().manual_seed(1), dtype=next(model.parameters()).dtype)
 
 

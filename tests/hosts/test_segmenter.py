@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import pmvit
-from pmvit.hosts import TokenLayout, adapter_for
+from pmvit.hosts import TokenLayout, host_of
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
 from pmvit.loading import create_model, read_weights
@@ -70,7 +70,7 @@ def test_a_distilled_encoder_has_two_prefix_tokens() -> None:
         fitted = segmenter_checkpoint.fit(state, model)
     assert segmenter_checkpoint.image_side(segmenter_checkpoint.read_traits(state), (16, 16)) == 768
     assert fitted.keys() == model.state_dict().keys()
-    assert adapter_for(model).layout(model) == TokenLayout((48, 48), 2)
+    assert host_of(model).layout == TokenLayout((48, 48), 2)
 
 
 def test_a_published_checkpoint_gives_what_its_equations_say(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_published_checkpoint_gives_what_its_equations_say(tmp_path: Path) -> 
     }
     torch.save(wrapped, tmp_path / "checkpoint.pth")
     model = create_model("segmenter:vit_tiny_patch16_384", tmp_path / "checkpoint.pth")
-    assert adapter_for(model).input_size(model) == (3, 64, 64)
+    assert host_of(model).input_size() == (3, 64, 64)
     pictures = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     with torch.inference_mode():
         expected = by_hand({k: v.double() for k, v in state.items()}, pictures, depth=12, heads=3)
@@ -122,7 +122,7 @@ def test_weights_of_an_encoder_alone(data: Path) -> None:
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_plans_that_change_nothing(decoder: str, images: Tensor) -> None:
     model = small_segmenter(decoder=decoder)
-    assert adapter_for(model).layout(model) == TokenLayout((4, 6), 1)
+    assert host_of(model).layout == TokenLayout((4, 6), 1)
     with torch.inference_mode():
         expected = model(images)
         for plan in (Plan.keep_all((4, 6), 6), in_place_plan((4, 6), 6)):

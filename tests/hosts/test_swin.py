@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.planning import LayerPlan, Plan, predicted_macs
 from pmvit.prune_merge import PRUNED
@@ -57,7 +57,7 @@ def test_all_kept_is_the_original(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["v1", "v2"])
-def test_what_is_not_narrowed_would_show(host: str) -> None:
+def test_what_is_not_at_the_centres_would_show(host: str) -> None:
     """The test above can fail: with the bias, the mask or the windows of other places, logits differ."""
     model = small_swin(host)
     moved: Any = pmvit.compress(model, _moved_plan(model))
@@ -83,7 +83,7 @@ def _moved_plan(model: nn.Module) -> Plan:
 @pytest.mark.parametrize("host", HOSTS)
 def test_the_order_of_the_groups_does_not_matter(host: str) -> None:
     model, small = compressed(host)
-    plan = small.compression.plan
+    plan = small.compression.what
     layers = {}
     for index, layer in plan.layers.items():
         order = torch.randperm(layer.num_kept, generator=torch.Generator().manual_seed(index))
@@ -105,7 +105,7 @@ def test_groups_stay_in_their_region_and_windows_keep_as_many(host: str, options
     plan = pmvit.plan(
         pmvit.measure(model, [], method="scored", scorer="random"), **{"keep": 0.6, "prune": 0.1, **options}
     )
-    for layout, layer in zip(adapter_for(model).layouts(model), plan.layers.values(), strict=True):
+    for layout, layer in zip(host_of(model).layouts(), plan.layers.values(), strict=True):
         windows = layout.windows
         assert windows is not None
         regions = windows.regions(layout.grid).flatten()[windows.places(layout.grid)]
@@ -191,7 +191,7 @@ def test_the_attention_bias_counts_members_and_padding(host: str) -> None:
             if table is not None:
                 nn.init.zeros_(table)
     patch = torch.randn(1, 3, 4, 4)
-    _, height, width = adapter_for(model).input_size(model)
+    _, height, width = host_of(model).input_size()
     batch = patch.tile(1, 1, height // 4, width // 4)
     scores = pmvit.measure(model, [], method="scored", scorer="random")
     with torch.inference_mode():

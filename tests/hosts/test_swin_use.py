@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import pmvit
 from pmvit.cli import app
-from pmvit.methods.tome import tome
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.bench.variants import variant, with_operations_in_place
+from tests.helpers import tome
 from tests.swins import V1, compressed, difference, images, scored, small_swin
 
 
@@ -29,8 +29,8 @@ def test_saved_models_come_back_to_the_bit(host: str, tmp_path: Path) -> None:
     loaded = pmvit.load(tmp_path / "saved")
     with torch.inference_mode():
         assert torch.equal(loaded(images(model)), small(images(model)))
-    assert loaded.compression.plan == small.compression.plan
-    assert Plan.from_json(small.compression.plan.to_json()) == small.compression.plan
+    assert loaded.compression.what == small.compression.what
+    assert Plan.from_json(small.compression.what.to_json()) == small.compression.what
     scores = scored(model)
     scores.save(tmp_path / "scores.json")
     again = pmvit.Scores.load(tmp_path / "scores.json")
@@ -125,7 +125,7 @@ def test_fine_tuning_moves_matrices_and_keeps_them_saved(tmp_path: Path) -> None
 
 def test_plans_of_several_grids_are_shown() -> None:
     _, small = compressed()
-    plan = small.compression.plan
+    plan = small.compression.what
     text = str(plan)
     assert "28 x 28, 14 x 14 patch tokens" in text
     lines = plan.draw().splitlines()
@@ -135,7 +135,7 @@ def test_plans_of_several_grids_are_shown() -> None:
 
 def test_plans_for_other_windows_are_refused() -> None:
     model, small = compressed()
-    plan = small.compression.plan
+    plan = small.compression.what
     other = small_swin(window_size=14)
     with pytest.raises(pmvit.PmvitError, match=r"keeps as many tokens in each of|inside one window"):
         pmvit.compress(other, replace(plan, layers={1: plan.layers[1]}))

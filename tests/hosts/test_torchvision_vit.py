@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.hosts import TokenLayout, adapter_for
+from pmvit.hosts import TokenLayout, host_of
 from pmvit.loading import create_model
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import reduced_torchvision, torchvision_models
@@ -76,10 +76,10 @@ def test_by_name(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     weights = create_model("torchvision:vit_b_16", _weights(tmp_path, save_file), image_size=32, num_classes=3)
-    adapter = adapter_for(weights)
-    assert adapter.layout(weights) == TokenLayout((2, 2), 1)
-    assert adapter.data_config(weights)["crop_pct"] == 0.875
-    assert len(adapter.block_names(weights)) == 12
+    host = host_of(weights)
+    assert host.layout == TokenLayout((2, 2), 1)
+    assert host.data_config()["crop_pct"] == 0.875
+    assert len(host.block_names()) == 12
     with pytest.raises(pmvit.PmvitError, match=r"expected one of torchvision's vit_b_16.*swin_t"):
         create_model("torchvision:resnet18")
 

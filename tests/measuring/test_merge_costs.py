@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.measuring import Merge
 from pmvit.measuring.cost_recorder import EffectRecorder
 from pmvit.measuring.cost_run import add_combinations, probe
@@ -57,7 +57,7 @@ def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
     images = torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     direction = torch.randn(1, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     blocks = list(model.get_submodule("blocks"))
-    layout = adapter_for(model).layout(model)
+    layout = host_of(model).layout
     norms = [block.get_submodule("norm2") if is_split else None for block in blocks]
     recorder = EffectRecorder(blocks, layout, norms)
     with recorder:

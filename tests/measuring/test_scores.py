@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.measuring.score_run import PARTIAL_FORMAT
 from tests.helpers import small_vit
 
@@ -36,7 +36,7 @@ def explicit_scores(model: nn.Module, images: Tensor, labels: Tensor) -> dict[st
     for block in model.blocks:
         block.register_forward_pre_hook(lambda _, args: keep(inputs, args[0]))
     F.cross_entropy(model(images), labels, reduction="sum").backward()
-    prefix = adapter_for(model).layout(model).num_prefix
+    prefix = host_of(model).layout.num_prefix
     weighted = [(a * a.grad).mean(1) for a in maps]
     result = {
         "grad_attn": torch.stack([w.sum(1) for w in weighted]),
@@ -73,7 +73,7 @@ def test_values_give_equation_9_on_a_real_model(deit_tiny: nn.Module, train_batc
 @pytest.mark.parametrize("scorer", ["grad_attn", "attn", "class_attn", "grad_class_attn", "grad"])
 def test_every_scorer_is_its_formula(name: str, arguments: dict[str, object], scorer: str) -> None:
     model = small_vit(name, **arguments).double()
-    if "class" in scorer and adapter_for(model).layout(model).num_prefix == 0:
+    if "class" in scorer and host_of(model).layout.num_prefix == 0:
         with pytest.raises(pmvit.PmvitError, match="needs a class token"):
             pmvit.measure(model, [], method="scored", scorer=scorer)
         with pytest.raises(pmvit.PmvitError, match="needs a class token"):
@@ -81,7 +81,7 @@ def test_every_scorer_is_its_formula(name: str, arguments: dict[str, object], sc
                 small_vit(class_token=False, reg_tokens=2, global_pool="avg"), [], method="scored", scorer=scorer
             )
         return
-    images = torch.randn(3, *adapter_for(model).input_size(model), dtype=torch.float64)
+    images = torch.randn(3, *host_of(model).input_size(), dtype=torch.float64)
     labels = torch.tensor([0, 3, 6])
     per_image = explicit_scores(model, images, labels)[scorer]
     for abs_per_sample in (False, True):

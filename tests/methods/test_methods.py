@@ -8,15 +8,16 @@ import torch
 from torch import nn
 
 import pmvit
-from pmvit import methods
+from pmvit.compression import compression_of
 from pmvit.evaluation import evaluate
 from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.loading import open_loader
+from pmvit.methods import Tome, make_method
 from pmvit.methods.attention import take
-from pmvit.methods.budget import tome_r_for
+from pmvit.methods.budget import method_for
 from pmvit.methods.merging import merge_matched, places_after
-from pmvit.methods.tome import match, tome
-from tests.helpers import QUIET, same, small_plan, small_vit
+from pmvit.methods.tome import match
+from tests.helpers import QUIET, same, small_plan, small_vit, tome
 from tests.segmenters import small_segmenter
 
 
@@ -103,27 +104,27 @@ def test_tome_segments() -> None:
 def test_tome_costs_what_it_should() -> None:
     for model, share in ((small_segmenter(), 0.7), (small_vit(), 0.6)):
         wanted = share * pmvit.flops(model).gflops
-        schedule = tome_r_for(model, wanted)
+        schedule = method_for(model, Tome, wanted).r
+        assert isinstance(schedule, tuple)
         assert max(schedule) - min(schedule) <= 1
         assert pmvit.flops(tome(model, schedule)).gflops == pytest.approx(wanted, rel=0.01)
     wanted = 0.9 * pmvit.flops(small_segmenter()).gflops
-    assert tome_r_for(small_segmenter(), wanted, skip=(0, -1))[::5] == (0, 0)
+    assert method_for(small_segmenter(), Tome, wanted, skip=(0, -1)).schedule(6)[::5] == [0, 0]
     with pytest.raises(pmvit.PmvitError, match=f"got {wanted / 9:.4g}, and the nearest is"):
-        tome_r_for(small_segmenter(), wanted / 9)
+        method_for(small_segmenter(), Tome, wanted / 9)
 
 
 def test_tome_models_are_saved(tmp_path: Path) -> None:
     for number, model in enumerate((tome(small_segmenter(), (4, 3, 3, 3, 3, 3), skip=(-1,)), tome(small_vit(), 4))):
         pmvit.save(model, tmp_path / str(number))
         loaded = pmvit.load(tmp_path / str(number))
-        images = torch.randn(2, *pmvit.hosts.adapter_for(model).input_size(model))
+        images = torch.randn(2, *pmvit.hosts.host_of(model).input_size())
         with torch.inference_mode():
             assert torch.equal(loaded(images), model(images))
-        method = methods.method_of(model)
-        assert method is not None
-        assert methods.method_of(loaded) == method
-        again = methods.apply(pmvit.decompress(loaded), method)
-        assert methods.method_of(loaded) is None
+        method = model.compression.what
+        assert loaded.compression.what == method
+        again = pmvit.compress(pmvit.decompress(loaded), method)
+        assert compression_of(loaded) is None
         with torch.inference_mode():
             assert torch.equal(again(images), model(images))
     with pytest.raises(pmvit.PmvitError, match="compressed already"):
@@ -149,18 +150,20 @@ def test_methods_go_by_name() -> None:
     model = small_vit()
     images = torch.randn(1, 3, 96, 96)
     with torch.inference_mode():
-        assert torch.equal(methods.compress(model, "tome", r=4)(images), tome(model, 4)(images))
+        assert torch.equal(pmvit.compress(model, make_method("tome", r=4))(images), tome(model, 4)(images))
     with pytest.raises(pmvit.PmvitError, match=r"one of the methods .*tome"):
-        methods.compress(model, "tomato")
+        pmvit.compress(model, make_method("tomato"))
 
 
 def test_tome_says_what_it_takes() -> None:
     with pytest.raises(pmvit.PmvitError, match="plain blocks"):
         tome(small_vit("beit_base_patch16_224"), 3)
-    with pytest.raises(pmvit.PmvitError, match="plain blocks"):
+    with pytest.raises(pmvit.PmvitError, match="compressed already"):
         tome(pmvit.compress(small_vit(), small_plan(small_vit())), 3)
     with pytest.raises(pmvit.PmvitError, match="0 or more"):
         tome(small_vit(), -1)
+    with pytest.raises(pmvit.PmvitError, match=r"expected a Plan or a method of pmvit\.methods .* got a str"):
+        pmvit.compress(small_vit(), "tome")  # type: ignore[arg-type]
 
 
 @pytest.mark.data

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 import pmvit
-from pmvit import methods
 from pmvit.comparison.weights import prune_weights, pruned
+from pmvit.methods import PsVit, Tome, make_method
 from pmvit.methods.act import cluster
-from pmvit.methods.base import Step, extra_loss
 from pmvit.methods.budget import nearest
 from pmvit.methods.ia_red import reward
-from pmvit.methods.ps_vit import Seen, choose
+from pmvit.methods.ps_vit import Observed, choose
+from pmvit.wrapping import TrainingPass, extra_loss
 from tests.helpers import small_vit
 
 
@@ -32,38 +32,38 @@ def test_ps_vit_follows_attention_from_the_last_block_to_the_first() -> None:
     last, middle, first = (torch.full((4, 4), 0.0).fill_diagonal_(1.0) for _ in range(3))
     last[0] = torch.tensor([0.1, 0.9, 0.0, 0.0])
     middle[1] = torch.tensor([0.0, 0.2, 0.8, 0.0])
-    seen = Seen(torch.stack([first, middle, last])[:, None], torch.ones(3, 1, 4), 1)
-    assert choose(seen, 0.0) == [2, 1, 0]  # patch 3 is nowhere; patch 1 in two blocks, and none in the last
+    observed = Observed(torch.stack([first, middle, last])[:, None], torch.ones(3, 1, 4), 1)
+    assert choose(observed, 0.0) == [2, 1, 0]  # patch 3 is nowhere; patch 1 in two blocks, and none in the last
     worth = torch.tensor([0.9 * 0.2, 0.9 * 0.8]).square()  # of patches 1 and 2 in the first block
     others = float(worth[1] / worth.sum())  # patch 1 is computed for the block after it in any case
-    assert choose(seen, others - 0.01) == [2, 1, 0]
-    assert choose(seen, others + 0.01) == [2, 0, 0]
-    assert choose(seen, 1.0) == [0, 0, 0]
+    assert choose(observed, others - 0.01) == [2, 1, 0]
+    assert choose(observed, others + 0.01) == [2, 0, 0]
+    assert choose(observed, 1.0) == [0, 0, 0]
 
 
 def test_ps_vit_computes_the_same_of_fewer_patches(vit: Any, images: Tensor) -> None:
     """A block's outputs that stay are not changed by those that go, and a last block for the class token is exact."""
-    lives = tuple(2 if patch % 3 else 1 for patch in range(36))
-    model: Any = methods.compress(vit, "ps-vit", tolerance=0.5, lives=lives)
+    blocks = tuple(2 if patch % 3 else 1 for patch in range(36))
+    model: Any = pmvit.compress(vit, make_method("ps-vit", tolerance=0.5, blocks_per_patch=blocks))
     tokens = torch.randn(2, 37, 48, generator=torch.Generator().manual_seed(0))
     left = torch.tensor([0, *(1 + patch for patch in range(36) if patch % 3)])
     with torch.inference_mode():
         assert torch.allclose(model.blocks[0](tokens), vit.blocks[0](tokens), atol=1e-5)
         assert torch.allclose(model.blocks[1](tokens), vit.blocks[1](tokens)[:, left], atol=1e-5)
         assert model.forward_features(images).shape[1] == 1
-    exact = methods.compress(vit, "ps-vit", data=[images], tolerance=0.0)
+    exact = pmvit.compress(vit, PsVit(tolerance=0.0).fit(vit, [images]))
     with torch.inference_mode():
         assert torch.allclose(exact(images), vit(images), atol=1e-5)
     assert pmvit.flops(exact).macs < pmvit.flops(vit).macs
     with pytest.raises(pmvit.PmvitError, match="by looking at images"):
-        methods.compress(vit, "ps-vit", tolerance=0.1)
+        pmvit.compress(vit, make_method("ps-vit", tolerance=0.1))
     with pytest.raises(pmvit.PmvitError, match="got data, which it would not look at"):
-        methods.compress(vit, "tome", data=[images], r=3)
+        Tome(r=3).fit(vit, [images])
 
 
-def test_methods_that_look_cost_what_they_should(vit: Any, images: Tensor) -> None:
+def test_methods_that_need_images_cost_what_they_should(vit: Any, images: Tensor) -> None:
     wanted = 0.6 * pmvit.flops(vit).gflops
-    _, reached = nearest(vit, methods.PsVit, wanted, data=[images])
+    _, reached = nearest(vit, PsVit, wanted, data=[images])
     assert reached == pytest.approx(wanted, rel=0.02)
 
 
@@ -71,7 +71,7 @@ def test_act_is_exact_where_queries_are_alike(vit: Any) -> None:
     """Copies share a bucket, whose prototype is each of them; and there are never more buckets than asked for."""
     kinds = torch.randn(2, 5, 48, generator=torch.Generator().manual_seed(0))
     tokens = torch.cat([kinds[:, :1], kinds[:, 1 + torch.arange(36) % 4]], dim=1)
-    model: Any = methods.compress(vit, "act", prototypes=4)
+    model: Any = pmvit.compress(vit, make_method("act", prototypes=4))
     with torch.inference_mode():
         assert torch.allclose(model.blocks[1](tokens), vit.blocks[1](tokens), atol=1e-5)
     queries = torch.randn(3, 2, 50, 16, generator=torch.Generator().manual_seed(1))
@@ -89,7 +89,9 @@ def test_act_is_nearer_with_more_prototypes(vit: Any) -> None:
     with torch.inference_mode():
         whole = vit.blocks[0](tokens)
         errors = [
-            float((methods.compress(vit, "act", prototypes=number).blocks[0](tokens) - whole).square().mean())
+            float(
+                (pmvit.compress(vit, make_method("act", prototypes=number)).blocks[0](tokens) - whole).square().mean()
+            )
             for number in (34, 18, 2)
         ]
     assert errors == sorted(errors)
@@ -99,7 +101,7 @@ def test_act_is_nearer_with_more_prototypes(vit: Any) -> None:
 def test_ia_red2_masks_while_training_what_it_drops_in_inference(vit: Any, images: Tensor) -> None:
     """With sure decisions, the class token cannot tell a mask from a token that is gone; images keep what they need."""
     torch.manual_seed(0)
-    model: Any = methods.compress(vit, "ia-red2", keep=1.0, threshold=0.5)
+    model: Any = pmvit.compress(vit, make_method("ia-red2", keep=1.0, threshold=0.5))
     for block in model.blocks:
         block.is_sure = True
     with torch.no_grad():
@@ -117,14 +119,14 @@ def test_ia_red2_masks_while_training_what_it_drops_in_inference(vit: Any, image
 def test_ia_red2_is_rewarded_for_what_it_drops(vit: Any, images: Tensor) -> None:
     assert reward(torch.tensor([0.5, 0.5]), torch.tensor([True, False]), 0.7).tolist() == pytest.approx([0.75, -0.7])
     torch.manual_seed(0)
-    model: Any = methods.compress(vit, "ia-red2", keep=0.5, blocks=(1,)).train()
+    model: Any = pmvit.compress(vit, make_method("ia-red2", keep=0.5, blocks=(1,))).train()
     model.head.bias.data[0] = 100.0  # right, whatever it drops
     optimizer = torch.optim.Adam(model.blocks[1].interpreter.parameters(), lr=0.02)
     shares = []
     for _ in range(25):
         logits = model(images)
         shares.append(float(model.blocks[1].drawn.share.mean()))
-        loss = extra_loss(model, Step(images, logits, torch.zeros(4)))
+        loss = extra_loss(model, TrainingPass(images, logits, torch.zeros(4)))
         assert loss is not None
         optimizer.zero_grad()
         loss.backward()

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit import methods
-from pmvit.methods import METHODS, apply
+from pmvit.methods import METHODS, Evit, make_method
 from pmvit.methods.attention import attend, class_attention
-from pmvit.methods.base import Step, encoder_of, extra_loss
+from pmvit.methods.base import encoder_of
 from pmvit.methods.budget import method_for
 from pmvit.methods.evo_vit import Evolving
 from pmvit.methods.expedite import Expedite, affinity, cluster, neighbours, reconstruct
@@ -23,6 +22,7 @@ from pmvit.methods.tofu import mlerp_matched, prune_matched
 from pmvit.methods.tps import squeeze
 from pmvit.methods.uniform import cells_of
 from pmvit.methods.zero_tprune import importance, weighted_page_rank, without_similar
+from pmvit.wrapping import TrainingPass, extra_loss
 from tests.helpers import method_at as at
 from tests.helpers import small_vit
 from tests.segmenters import small_segmenter
@@ -40,7 +40,7 @@ def images() -> Tensor:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_begins_at_the_original_and_is_saved(name: str, vit: Any, images: Tensor, tmp_path: Path) -> None:
-    nothing, some = (apply(vit, at(name, strength, vit)) for strength in (0.0, 0.5))
+    nothing, some = (pmvit.compress(vit, at(name, strength, vit)) for strength in (0.0, 0.5))
     with torch.inference_mode():
         assert torch.allclose(nothing(images), vit(images), atol=1e-5)
         reduced = some(images)
@@ -48,11 +48,11 @@ def test_every_method_begins_at_the_original_and_is_saved(name: str, vit: Any, i
     assert pmvit.flops(some).macs < pmvit.flops(vit).macs
     pmvit.save(some, tmp_path / "model")
     loaded = pmvit.load(tmp_path / "model")
-    assert methods.method_of(loaded) == methods.method_of(some)
+    assert loaded.compression.what == some.compression.what
     with torch.inference_mode():
         assert torch.equal(loaded(images), reduced)
     logits = some.train()(images)
-    own = extra_loss(some, Step(images, logits, logits.argmax(-1)))
+    own = extra_loss(some, TrainingPass(images, logits, logits.argmax(-1)))
     (logits.square().sum() + (0.0 if own is None else own)).backward()
     assert [key for key, weight in some.named_parameters() if weight.grad is None] == []
 
@@ -63,10 +63,10 @@ def test_methods_that_give_all_tokens_segment(name: str) -> None:
     method = METHODS[name].at(0.5, encoder_of(model))
     if not method.gives_all_tokens:
         with pytest.raises(pmvit.PmvitError, match="reads every token"):
-            apply(model, method)
+            pmvit.compress(model, method)
         return
     with torch.inference_mode():
-        assert apply(model, method)(torch.randn(1, 3, 64, 96)).shape == (1, 3, 64, 96)
+        assert pmvit.compress(model, method)(torch.randn(1, 3, 64, 96)).shape == (1, 3, 64, 96)
 
 
 def tokens_of(seed: int, *shape: int) -> Tensor:
@@ -103,7 +103,7 @@ def test_evit_fuses_what_it_does_not_keep(vit: Any) -> None:
     """The inattentive tokens become one, the sum weighted by the attention of the class token."""
     tokens = tokens_of(0, 2, 37, 48)
     with torch.no_grad():
-        after = seen_by_mlp(methods.compress(vit, "evit", keep=0.7, blocks=(1,)).blocks[1], tokens)
+        after = seen_by_mlp(pmvit.compress(vit, make_method("evit", keep=0.7, blocks=(1,))).blocks[1], tokens)
         scores = explicit_class_attention(vit.blocks[1], tokens)[:, 1:]
         attended = tokens + attend(vit.blocks[1], tokens).update
     assert after.shape[1] == 1 + 26 + 1  # 0.7 of 36, rounded up
@@ -120,7 +120,7 @@ def test_top_k_leaves_nothing_of_the_others(vit: Any) -> None:
     tokens = tokens_of(0, 2, 37, 48)
     with torch.no_grad():
         fusing, dropping = (
-            seen_by_mlp(methods.compress(vit, name, keep=0.5, blocks=(1,)).blocks[1], tokens)
+            seen_by_mlp(pmvit.compress(vit, make_method(name, keep=0.5, blocks=(1,))).blocks[1], tokens)
             for name in ("evit", "top-k")
         )
     assert torch.equal(dropping, fusing[:, :-1])
@@ -174,13 +174,13 @@ def test_uniform_merges_cells(images: Tensor) -> None:
     half = cells_of((4, 6), 0.5, 1)
     assert half.max() == 3 + 12  # three cells and the twelve patches of the others
     assert cells_of((5, 5), 1.0, 0).max() == 8  # cut cells at the edge
-    model: Any = methods.compress(small_vit(class_token=False, global_pool="avg"), "uniform", share=1.0)
+    model: Any = pmvit.compress(small_vit(class_token=False, global_pool="avg"), make_method("uniform", share=1.0))
     with torch.inference_mode():
         assert model.forward_features(images).shape[1] == 9
 
 
 def test_evo_vit_updates_placeholders_by_their_representative(vit: Any) -> None:
-    model: Any = methods.compress(vit, "evo-vit", keep=0.25, start=1)
+    model: Any = pmvit.compress(vit, make_method("evo-vit", keep=0.25, start=1))
     tokens, attention = tokens_of(0, 2, 37, 48), tokens_of(1, 2, 36).softmax(-1)
     with torch.no_grad():
         after = model.blocks[1](Evolving(tokens, attention))
@@ -236,7 +236,7 @@ def test_expedite_clusters_better_than_the_averages_of_cells(deit_tiny: Any, tra
         return torch.cdist(patches, clusters).square().amin(-1).mean().item()
 
     def divergence(method: Expedite) -> float:
-        kl = pmvit.evaluate(apply(deit_tiny, method), train_batches, reference=deit_tiny, progress=False).kl
+        kl = pmvit.evaluate(pmvit.compress(deit_tiny, method), train_batches, reference=deit_tiny, progress=False).kl
         assert kl is not None
         return kl
 
@@ -264,7 +264,7 @@ def test_zero_tprune_filters_heads_and_prunes_the_similar() -> None:
 
 def test_dynamic_vit_masks_while_training_what_it_drops_in_inference(vit: Any, images: Tensor) -> None:
     """With sure decisions that keep the asked share, the class token cannot tell a mask from a token that is gone."""
-    model: Any = methods.compress(vit, "dynamic-vit", keep=0.5, blocks=(1, 2))
+    model: Any = pmvit.compress(vit, make_method("dynamic-vit", keep=0.5, blocks=(1, 2)))
     for number, share in ((1, 0.5), (2, 0.25)):
         model.blocks[number].predictor.forward = sure_of(round(36 * share))
     with torch.no_grad():
@@ -291,7 +291,7 @@ def sure_of(number: int) -> Any:
 
 def test_dynamic_vit_learns_to_keep_its_share(vit: Any) -> None:
     torch.manual_seed(0)
-    model: Any = methods.compress(vit, "dynamic-vit", keep=0.3, blocks=(1,), ratio_weight=100.0)
+    model: Any = pmvit.compress(vit, make_method("dynamic-vit", keep=0.3, blocks=(1,), ratio_weight=100.0))
     batches = [(torch.randn(8, 3, 96, 96), torch.arange(8) % 7) for _ in range(2)]
     shares = []
     model.blocks[1].register_forward_hook(lambda module, _inputs, _output: shares.append(module._kept_share))
@@ -303,15 +303,15 @@ def test_dynamic_vit_learns_to_keep_its_share(vit: Any) -> None:
 
 def test_methods_cost_what_they_should(vit: Any) -> None:
     wanted = 0.7 * pmvit.flops(vit).gflops
-    method = method_for(vit, methods.Evit, wanted, blocks=(1,))
+    method = method_for(vit, Evit, wanted, blocks=(1,))
     assert method.blocks == (1,)
-    assert pmvit.flops(apply(vit, method)).gflops == pytest.approx(wanted, rel=0.01)
+    assert pmvit.flops(pmvit.compress(vit, method)).gflops == pytest.approx(wanted, rel=0.01)
 
 
 def test_methods_say_what_they_take(vit: Any) -> None:
     pooled = small_vit(class_token=False, global_pool="avg")
     with pytest.raises(pmvit.PmvitError, match="the class token; this model has none"):
-        methods.compress(pooled, "evit", keep=0.5)
+        pmvit.compress(pooled, make_method("evit", keep=0.5))
     for name, options, message in (
         ("evit", {"keep": 0.0}, "above 0 and at most 1; got 0.0"),
         ("evit", {"share": 0.5}, "unknown field 'share'"),
@@ -321,12 +321,12 @@ def test_methods_say_what_they_take(vit: Any) -> None:
         ("expedite", {"clusters": (9, 2)}, "no more than the 6 x 6 patches"),
     ):
         with pytest.raises(pmvit.PmvitError, match=message):
-            methods.compress(vit, name, **options)
+            pmvit.compress(vit, make_method(name, **options))
 
 
 def test_methods_leave_the_modes_of_modules_alone(vit: Any) -> None:
     mixed: nn.Module = copy.deepcopy(vit).train()
     mixed.get_submodule("blocks.0").eval()
-    wrapped: Any = methods.compress(mixed, "tome", r=2)
+    wrapped: Any = pmvit.compress(mixed, make_method("tome", r=2))
     assert [block.training for block in wrapped.blocks] == [False, True, True]
     assert [block.block.training for block in wrapped.blocks] == [False, True, True]

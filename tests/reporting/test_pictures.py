@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 
 import pmvit
 from pmvit.cli import app
-from pmvit.hosts import adapter_for
-from pmvit.methods import compress as put_method
+from pmvit.hosts import host_of
 from pmvit.planning import LayerPlan, Plan
 from pmvit.reporting.blocks import blocks_of, describe_blocks
 from pmvit.reporting.cam import agreement, explain
 from tests.data.test_segmentation_data import write_image
-from tests.helpers import compressed, small_plan, small_vit
+from tests.helpers import compressed, small_plan, small_vit, tome
 from tests.segmenters import small_segmenter
 from tests.swins import small_swin
 
@@ -58,7 +57,7 @@ MODELS: dict[str, Any] = {
 
 def wrapped(model: nn.Module) -> nn.Module:
     """The model with every block wrapped and every token alone, in the opposite order: it computes the same."""
-    grids = tuple(layout.grid for layout in adapter_for(model).layouts(model))
+    grids = tuple(layout.grid for layout in host_of(model).layouts())
     layers = {}
     for number, (rows, columns) in enumerate(grids):
         backwards = tuple(reversed(range(rows * columns)))
@@ -69,10 +68,10 @@ def wrapped(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("kind", MODELS)
 def test_both_models_look_at_the_same_places_if_nothing_is_merged(kind: str) -> None:
     model = MODELS[kind]()
-    image = torch.randn(adapter_for(model).input_size(model), generator=torch.Generator().manual_seed(0))
+    image = torch.randn(host_of(model).input_size(), generator=torch.Generator().manual_seed(0))
     first, second = explain(model, image), explain(wrapped(model), image)
     assert first.found == second.found == first.target
-    layouts = adapter_for(model).layouts(model)
+    layouts = host_of(model).layouts()
     read = [values is not None for values in first.maps]
     assert all(read[:-1])
     assert read[-1] == (kind not in ("timm ViT", "torchvision ViT", "Hugging Face ViT", "YOLOS"))  # the patches are
@@ -200,7 +199,7 @@ def test_what_cannot_be_drawn_is_said_in_a_line(tmp_path: Path) -> None:
     other = pmvit.measure(small_vit(img_size=64), [], method="scored", scorer="random")
     wrong: list[tuple[nn.Module, dict[str, Any], str]] = [
         (small_vit(), {}, "expected a compressed model, got one that is not"),
-        (put_method(small_vit(), "tome", r=4), {}, "got one with tome: it chooses tokens anew for every image"),
+        (tome(small_vit(), 4), {}, "got one with ToMe: it chooses tokens anew for every image"),
         (small, {"what": ("cams",)}, "what: expected some of blocks, cam, maps; got 'cams'"),
         (small, {"formats": "pdf"}, "formats: expected one of png, svg, both; got 'pdf'"),
         (small, {"blocks": (3,)}, r"blocks: expected blocks of 0 \.\.\. 2, got 3"),

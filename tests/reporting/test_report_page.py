@@ -8,14 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 import pmvit
-from pmvit import methods
 from pmvit.cli import app
 from pmvit.commands import read_commands, remember_command
 from pmvit.data.demo import demo_model
 from pmvit.errors import PmvitError
 from pmvit.reporting import measured
 from pmvit.reporting.charts import Axis
-from tests.helpers import small_plan
+from tests.helpers import small_plan, tome
 from tests.pages import save_demo
 from tests.swins import small_swin
 
@@ -88,10 +87,10 @@ def test_what_was_not_measured_says_which_command_measures_it(tmp_path: Path) ->
 
 
 def test_other_methods_have_no_blocks_to_show_and_files_are_checked(tmp_path: Path) -> None:
-    pmvit.save(methods.compress(demo_model(), "tome", r=8), tmp_path / "out")
+    pmvit.save(tome(demo_model(), 8), tmp_path / "out")
     output = tmp_path / "report.html"
     page = pmvit.report(tmp_path / "out", output, progress=False).read_text(encoding="utf-8")
-    assert "tome chooses its tokens anew for every image" in section(page, "blocks")
+    assert "ToMe chooses its tokens anew for every image" in section(page, "blocks")
     assert 'id="viewer-data"' not in page
     evaluation = tmp_path / "evaluation.json"
     evaluation.write_text(json.dumps({"images": 100, "broken": 0, "top1": 0.8, "reference_top1": 0.9}))

@@ -16,7 +16,7 @@ from pmvit.cli import app
 from pmvit.data.pixels import pixel_loader
 from pmvit.data.segmentation import open_pairs
 from pmvit.evaluation.segmentation import evaluate_segmentation
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.reporting.colours import NEUTRAL, OKABE_ITO, distances, palette, seen
 from pmvit.reporting.overlays import (
@@ -99,7 +99,7 @@ def test_what_is_drawn_is_what_evaluation_measures(original: Segmenter, small: S
     folder = plain(tmp_path / "data", [1, 2, 3, 0], count=1)
     made = pmvit.segment(small, folder, original=original, first_label=1, stride=32, progress=False)
     (found,) = made.images
-    config = adapter_for(small).data_config(small)
+    config = host_of(small).data_config()
     loader = pixel_loader(open_pairs(folder, 3, first_label=1), config, whole=True, workers=0)
     expected = evaluate_segmentation(small, loader, reference=original, stride=32, progress=False)
     assert (found.agreement, found.compressed_miou, found.original_miou) == (

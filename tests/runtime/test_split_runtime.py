@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
 from pmvit.merged_mlp import MergedNorm
 from pmvit.planning import Plan
 from pmvit.runtime.bench.variants import variant
 from pmvit.runtime.blocks.eager import FlatAttention, FlatBlock, FlatMlp
 from pmvit.runtime.blocks.graph import FewQueries, PartialAttention, PartialMlp
+from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
 from pmvit.runtime.chain import BlockMaps, chain, halves_of, identity_maps, maps_of
 from pmvit.runtime.export.targets import runtime_called
 from pmvit.runtime.optimize import optimize_for_inference
@@ -256,8 +257,8 @@ def test_what_the_model_gives_to_its_blocks_is_not_written_to(vit: Any) -> None:
 
 
 def test_the_halves_of_a_block_make_the_block(vit: Any) -> None:
-    halves = adapter_for(vit).halves(vit.blocks[1])
+    parts = host_of(vit).plain_parts(vit.blocks[1])
     tokens = torch.randn(2, 37, 48, generator=torch.Generator().manual_seed(31))
-    assert halves is not None
+    assert parts is not None
     with torch.inference_mode():
-        assert torch.equal(halves[1](halves[0](tokens)), vit.blocks[1](tokens))
+        assert torch.equal(MlpHalf(parts)(AttentionHalf(parts)(tokens)), vit.blocks[1](tokens))

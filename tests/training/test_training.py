@@ -106,9 +106,9 @@ def test_output_is_what_compress_saves(pictures: Path, tmp_path: Path) -> None:
 
 def val_of(model: nn.Module, folder: Path) -> Any:
     from pmvit.data.folder import image_folder
-    from pmvit.hosts import adapter_for
+    from pmvit.hosts import host_of
 
-    return image_folder(folder, adapter_for(model).data_config(model), num_classes=7, workers=0)
+    return image_folder(folder, host_of(model).data_config(), num_classes=7, workers=0)
 
 
 def test_an_uncompressed_model_is_tuned_without_a_teacher(small_batches: Batches) -> None:

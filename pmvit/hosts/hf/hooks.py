@@ -12,18 +12,16 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.hosts.hf.tower import Tower
-from pmvit.hosts.host import narrow_bias
+from pmvit.hosts.host import AnyModule, bias_at_centres
 from pmvit.prune_merge import PruneMerge
 
-Host = Any  # the modules of transformers: their attributes have no types
 
-
-def config_of(block: Host) -> Host:
+def config_of(block: AnyModule) -> AnyModule:
     """The configuration that the attention of a block looks at."""
     return next((module.config for module in block.modules() if hasattr(module, "config")), None)
 
 
-def num_suffix(block: Host) -> int:
+def num_suffix(block: AnyModule) -> int:
     """How many tokens stand behind the patches: the detection tokens of YOLOS."""
     return int(getattr(config_of(block), "num_detection_tokens", 0))
 
@@ -93,7 +91,7 @@ def without_masking(tokens: Tensor, noise: Tensor | None = None) -> tuple[Tensor
     return tokens, tokens.new_zeros(batch, count), torch.arange(count, device=tokens.device).expand(batch, -1)
 
 
-def settle_masks(model: Host) -> None:
+def freeze_masks(model: AnyModule) -> None:
     """Make numbers of the tensor that says which blocks of EoMT mask attention: a graph cannot ask a tensor."""
     probabilities = getattr(model, "attn_mask_probs", None)
     if isinstance(probabilities, Tensor):
@@ -112,7 +110,7 @@ def outside_inference_mode() -> Iterator[None]:
 
 
 @contextmanager
-def in_sdpa(model: Host) -> Iterator[None]:
+def in_sdpa(model: AnyModule) -> Iterator[None]:
     """All attention through `scaled_dot_product_attention`, whatever the model was loaded with, and back afterwards."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     before = [(config, config._attn_implementation) for config in configs.values()]
@@ -134,7 +132,7 @@ def in_sdpa(model: Host) -> Iterator[None]:
             del module.forward
 
 
-class NarrowBias(nn.Module):
+class BiasAtCentres(nn.Module):
     """The relative position bias of a block (BEiT, Data2Vec), between the group centres only."""
 
     centres: Tensor
@@ -147,7 +145,7 @@ class NarrowBias(nn.Module):
 
     def forward(self, window_size: Any, interpolate_pos_encoding: bool = False, dim_size: int | None = None) -> Tensor:
         """As the host calls it, which gives the number of groups as `dim_size`."""
-        return narrow_bias(self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens), self.centres)
+        return bias_at_centres(self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens), self.centres)
 
 
 def check_takes_bias(block: nn.Module, name: str) -> None:

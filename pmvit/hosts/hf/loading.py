@@ -10,9 +10,8 @@ import torch
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
 from pmvit.hosts.hf.tower import FAMILIES, Tower, find_tower
-from pmvit.hosts.host import DATA_KEYS, find_adapter
+from pmvit.hosts.host import DATA_KEYS, AnyModule, find_host
 
-Host = Any  # the models of transformers: nn.Modules whose attributes have no types
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 FORBIDDEN_ARGUMENTS = {"trust_remote_code", "use_safetensors", "config", "state_dict"}  # they run or read other files
 
@@ -37,7 +36,7 @@ def is_folder(path: Path) -> bool:
     return isinstance(config, dict) and "model_type" in config and "format" not in config
 
 
-def load_pretrained(name: str, arguments: dict[str, Any]) -> Host:
+def load_pretrained(name: str, arguments: dict[str, Any]) -> AnyModule:
     """Load a model, as the class its configuration names, from a folder or the hub; weights in safetensors only.
 
     Raises:
@@ -70,7 +69,7 @@ def _model_class(transformers: Any, architecture: Any) -> Any:
     return found
 
 
-def describe(model: Host, data: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+def describe(model: AnyModule, data: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """What `build` needs to make the same model again."""
     config = json.loads(model.config.to_json_string(use_diff=False))
     config.pop("_name_or_path", None)
@@ -91,7 +90,7 @@ def describe(model: Host, data: dict[str, Any], arguments: dict[str, Any]) -> di
     }
 
 
-def build(description: dict[str, Any]) -> Host:
+def build(description: dict[str, Any]) -> AnyModule:
     """Make the model that `describe` described, with any weights and without a network."""
     check_fields(
         description, ("architecture", "arguments", "attention", "config", "data"), "the description of the model"
@@ -104,19 +103,21 @@ def build(description: dict[str, Any]) -> Host:
     attention = description["attention"]
     try:
         made = model_class.config_class.from_dict(config)
-        model: Host = model_class._from_config(made, attn_implementation=attention, dtype=torch.float32, **arguments)
+        model: AnyModule = model_class._from_config(
+            made, attn_implementation=attention, dtype=torch.float32, **arguments
+        )
     except (ImportError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         reason = str(error).strip().splitlines()
         raise PmvitError(
             f"transformers cannot make {architecture} with {arguments} ({reason[0] if reason else error!r})"
         ) from None
-    if find_adapter(model) is None:
+    if find_host(model) is None:
         raise PmvitError(f"expected a model with one of {', '.join(FAMILIES)}; {architecture} has none")
     model.pretrained_cfg = check_fields(description["data"], DATA_KEYS, "the model's data configuration")
     return model.eval()
 
 
-def input_size(model: Host, tower: Tower) -> tuple[int, int, int]:
+def input_size(model: AnyModule, tower: Tower) -> tuple[int, int, int]:
     """Channels, height and width: those of the configuration, or of the image processor if the model takes any."""
     channels = tower.projection.in_channels
     size = tower.config.image_size
@@ -126,7 +127,7 @@ def input_size(model: Host, tower: Tower) -> tuple[int, int, int]:
     return channels, int(height), int(width)
 
 
-def data_config(model: Host, tower: Tower) -> dict[str, Any]:
+def data_config(model: AnyModule, tower: Tower) -> dict[str, Any]:
     """How images are prepared: as the model's image processor says if it is at hand, else as its family's."""
     mean, std = tower.family.statistics
     found: dict[str, Any] = {
@@ -143,7 +144,7 @@ def data_config(model: Host, tower: Tower) -> dict[str, Any]:
     return {key: list(v) if isinstance(v := found[key], tuple) else v for key in DATA_KEYS}
 
 
-def _prepared(model: Host) -> dict[str, Any]:
+def _prepared(model: AnyModule) -> dict[str, Any]:
     """What is known of the image processor: left on the model when it was loaded, or lying where it came from."""
     if getattr(model, "pretrained_cfg", None) is None:
         name = getattr(model, "name_or_path", "")

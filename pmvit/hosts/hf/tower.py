@@ -1,10 +1,10 @@
 """Where the vision transformer is in a model of Hugging Face transformers: found by its patch embedding."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
-Host = Any  # the models of transformers: nn.Modules whose attributes have no types
+from pmvit.hosts.host import AnyModule
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -60,9 +60,9 @@ FAMILIES = {  # by the class of the patch embedding
 class Tower(NamedTuple):
     """The vision transformer in a model: its patch embedding, the paths of the blocks that count, its configuration."""
 
-    embeddings: Host
+    embeddings: AnyModule
     blocks: list[str]
-    config: Host
+    config: AnyModule
 
     @property
     def family(self) -> Family:
@@ -88,13 +88,13 @@ class Tower(NamedTuple):
         return any(getattr(self.embeddings, name, None) is not None for name in TOKENS[:2])
 
 
-def find_tower(model: Host) -> Tower | None:
+def find_tower(model: AnyModule) -> Tower | None:
     """The first vision transformer of a known family in a model."""
     for name, module in model.named_modules():
         if type(module).__name__ not in FAMILIES or not type(module).__module__.startswith("transformers."):
             continue
         parent = name.rpartition(".")[0]
-        host: Host = model.get_submodule(parent)
+        host: AnyModule = model.get_submodule(parent)
         for path in BLOCKS:
             try:
                 blocks = host.get_submodule(path)
@@ -107,7 +107,7 @@ def find_tower(model: Host) -> Tower | None:
     return None
 
 
-def _last_read(model: Host, host: Host, depth: int) -> int:
+def _last_read(model: AnyModule, host: AnyModule, depth: int) -> int:
     """How many blocks there are to compress, from the first one.
 
     Pyramids may read nothing of the last ones. The last ones of EoMT are its decoder: queries stand among their tokens,
@@ -125,7 +125,7 @@ def _last_read(model: Host, host: Host, depth: int) -> int:
     return depth
 
 
-def reads_between(model: Host) -> bool:
+def reads_between(model: AnyModule) -> bool:
     """Whether a model reads or changes tokens between its blocks."""
     names = {base.__name__ for module in model.modules() if hasattr(module, "config") for base in type(module).__mro__}
     is_unknown = hasattr(model, "get_image_features") and type(model).__name__ not in IMAGE_TOWERS

@@ -1,52 +1,55 @@
-"""Adapter for Segmenter: its encoder is compressed, its decoder reads every token."""
+"""Segmenter: its encoder is compressed, its decoder reads every token."""
 
 from typing import Any
 
+from torch import nn
+
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
-from pmvit.hosts.host import register
-from pmvit.hosts.segmenter.model import Host, Segmenter
-from pmvit.hosts.timm.encoder import ENCODERS, OnTimmViT
+from pmvit.hosts.host import AnyModule, Outputs, Reading, register
+from pmvit.hosts.segmenter.model import Segmenter
+from pmvit.hosts.timm.encoder import OnTimmViT
+from pmvit.hosts.timm.vit import TimmViT
 
 ARGUMENTS = ("encoder", "classes", "decoder", "norm_eps")
 
 
 @register
-class SegmenterAdapter(OnTimmViT):
+class SegmenterHost(OnTimmViT):
     """The blocks stand in `model.encoder.blocks`; beyond that an encoder is one of timm's vision transformers."""
 
+    key = "segmenter"
     family = "Segmenter (linear or mask-transformer decoder on a timm VisionTransformer)"
     path = "encoder"
 
-    def matches(self, model: Host) -> bool:
+    @classmethod
+    def matches(cls, model: nn.Module) -> bool:
         return isinstance(model, Segmenter)
 
-    def default_skip(self, model: Host) -> tuple[int, ...]:
-        depth = len(model.encoder.blocks)
-        return (0, 1, -2, -1) if depth > 4 else ()
+    def outputs(self) -> Outputs:
+        return Outputs(pixel_classes=int(self.model.classes))
 
-    def pixel_classes(self, model: Host) -> int | None:
-        return int(model.classes)
+    def reading(self) -> Reading:
+        names = self.block_names()
+        return Reading([names], None, (0, 1, -2, -1) if len(names) > 4 else ())
 
-    def gives_logits(self, model: Host) -> bool:
-        return True
-
-    def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         own = (*ARGUMENTS, "image_size")  # are read off the model
         others = {name: value for name, value in (arguments or {}).items() if name not in own}
-        described = ENCODERS.describe(model.encoder, others)
+        described = self.encoder.describe(others)
         described["arguments"] = {
             "encoder": described["arguments"],
-            "classes": model.classes,
-            "decoder": model.decoder_kind,
-            "norm_eps": model.norm_eps,
+            "classes": self.model.classes,
+            "decoder": self.model.decoder_kind,
+            "norm_eps": self.model.norm_eps,
         }
         return described
 
-    def build(self, description: dict[str, Any]) -> Host:
+    @classmethod
+    def build(cls, description: dict[str, Any]) -> nn.Module:
         check_fields(description, ("architecture", "arguments", "data"), "the description of the model")
         arguments = check_fields(description["arguments"], ARGUMENTS, "the description of the Segmenter")
-        encoder = ENCODERS.build({**description, "arguments": arguments["encoder"]})
+        encoder: AnyModule = TimmViT.build({**description, "arguments": arguments["encoder"]})
         try:
             return Segmenter(encoder, arguments["classes"], arguments["decoder"], arguments["norm_eps"])
         except TypeError as error:

@@ -13,9 +13,9 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
+from pmvit.hosts.host import AnyModule
 
 DecoderKind = Literal["mask", "linear"]
-Host = Any  # timm's models: nn.Modules whose attributes have no types
 MASK_LAYERS = 2
 
 
@@ -97,7 +97,7 @@ class Segmenter(nn.Module):
             raise PmvitError(f"decoder: expected {' or '.join(get_args(DecoderKind))}, got {decoder!r}")
         if classes < 2:
             raise PmvitError(f"classes: expected 2 or more, got {classes}")
-        host: Host = encoder
+        host: AnyModule = encoder
         if norm_eps is not None:
             for module in host.modules():
                 if isinstance(module, nn.LayerNorm):
@@ -177,7 +177,7 @@ def create_segmenter(
         **arguments,
     }
     try:
-        made: Host = timm.create_model(encoder, pretrained=pretrained, **arguments)
+        made: AnyModule = timm.create_model(encoder, pretrained=pretrained, **arguments)
     except (AssertionError, OSError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()
         raise PmvitError(

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.hosts.host import TokenLayout
 from pmvit.hosts.swin.recipe import Recipe
@@ -55,7 +54,7 @@ class WindowBlock(nn.Module):
         self.recipe = recipe
         self.explicit = False  # attention written out, for runtimes that have no fused one
         self.inplace = False
-        grid, _, windows = layout
+        grid, windows = layout.grid, layout.windows
         if windows is None:
             raise TypeError("expected a layout with windows for a Swin block; got one without")
         token_places, regions = windows.places(grid), windows.regions(grid).flatten()
@@ -91,12 +90,17 @@ class WindowBlock(nn.Module):
         bias = table.t()[:, self.bias_index].transpose(0, 1)
         return bias if self.extra_bias is None else bias + self.extra_bias.to(bias.dtype)
 
-    def freeze(self, target: Target, inplace: bool) -> None:
-        """Get ready for inference alone: the bias becomes a constant; with `inplace`, the input is written to."""
+    def freeze(self, *, explicit: bool, inplace: bool) -> None:
+        """Get ready for inference alone, with the bias as a constant.
+
+        Args:
+            explicit: Write attention out, for runtimes that have no fused one.
+            inplace: The input may be written to.
+        """
         with torch.no_grad():
             self.bias = self.attention_bias().contiguous()
-        self.inplace = inplace and target == "eager"
-        self.explicit = target == "onnx"
+        self.inplace = inplace
+        self.explicit = explicit
 
     def forward(self, groups: Tensor) -> Tensor:
         host, recipe = self.host, self.recipe

@@ -1,4 +1,4 @@
-"""What the adapters of all hosts' Swin models have in common."""
+"""What the hosts of all libraries' Swin models have in common."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pmvit.hosts.host import Adapter, HostChange, TokenLayout
+from pmvit.hosts.host import Host, HostChange, PartNames, Reading, TokenLayout
 from pmvit.hosts.swin.blocks import WindowBlock, whole_block, window_block
 from pmvit.hosts.swin.recipe import Recipe
 from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows
 
 
-class SwinAdapter(Adapter, ABC):
+class SwinHost(Host, ABC):
     """Blocks stand in stages, each with a grid of half the size of the one before; all tokens reach the head."""
 
     takes_attention_bias = True
@@ -26,59 +26,59 @@ class SwinAdapter(Adapter, ABC):
         """What a host's block is made of."""
 
     @abstractmethod
-    def stages(self, model: nn.Module) -> list[str]:
+    def stages(self) -> list[str]:
         """The paths of the lists of blocks."""
 
     @abstractmethod
-    def first_grid(self, model: nn.Module) -> tuple[int, int]:
+    def first_grid(self) -> tuple[int, int]:
         """The token grid of the first stage."""
 
     @abstractmethod
-    def windows(self, model: nn.Module, block: nn.Module, grid: tuple[int, int]) -> Windows:
+    def windows(self, block: nn.Module, grid: tuple[int, int]) -> Windows:
         """The windows of a block."""
 
-    def layout(self, model: nn.Module) -> TokenLayout:
-        return self.layouts(model)[0]
+    def block_names(self) -> list[str]:
+        return [name for names in self.reading().spans for name in names]
 
-    def layouts(self, model: nn.Module) -> list[TokenLayout]:
-        grid = self.first_grid(model)
+    def layouts(self) -> list[TokenLayout]:
+        grid = self.first_grid()
         result = []
-        for names in self.runs(model):
-            blocks = [host_of(model.get_submodule(name)) for name in names]
-            result += [TokenLayout(grid, 0, self.windows(model, block, grid)) for block in blocks]
+        for names in self.reading().spans:
+            blocks = [inner_block(self.model.get_submodule(name)) for name in names]
+            result += [TokenLayout(grid, 0, self.windows(block, grid)) for block in blocks]
             grid = (-(-grid[0] // 2), -(-grid[1] // 2))  # an odd side is padded
         return result
 
-    def block_names(self, model: nn.Module) -> list[str]:
-        return [name for names in self.runs(model) for name in names]
-
-    def runs(self, model: nn.Module) -> list[list[str]]:
-        stages = {path: model.get_submodule(path) for path in self.stages(model)}
-        return [[f"{path}.{name}" for name, _ in blocks.named_children()] for path, blocks in stages.items()]
+    def reading(self) -> Reading:
+        stages = {path: self.model.get_submodule(path) for path in self.stages()}
+        return Reading([[f"{path}.{name}" for name, _ in blocks.named_children()] for path, blocks in stages.items()])
 
     def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
         block = wrapper.block
         wrapper.block = window_block(wrapper, self.recipe(block), layout).train(block.training)
         return [HostChange(wrapper, "block", block)]
 
-    def narrow_arguments(self, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
         return {}  # what a host says beside the tokens (grid, masks) is in the plan
 
-    def parts_without_tokens(self, block: nn.Module) -> list[str]:
+    def part_names(self, block: nn.Module) -> PartNames:
         prefix = "host." if isinstance(block, WindowBlock) else ""
-        return [prefix + path for path in self.recipe(host_of(block)).without_tokens]
+        recipe = self.recipe(inner_block(block))
+        without_tokens = tuple(prefix + path for path in recipe.without_tokens)
+        return PartNames(None, without_tokens, (prefix + recipe.attention,))
 
-    def parts_on_padding(self, block: nn.Module) -> list[str]:
-        return [self.recipe(block).attention]
+    def observed(self, counting: bool = False) -> AbstractContextManager[Any]:
+        return nullcontext() if counting else self._attending_in_sdpa()  # these models write their products out
 
     @contextmanager
-    def for_scoring(self, model: nn.Module) -> Iterator[None]:
+    def _attending_in_sdpa(self) -> Iterator[None]:
         """Let every block attend through `scaled_dot_product_attention`, which not every host calls."""
-        blocks = [model.get_submodule(name) for name in self.block_names(model)]
-        checkpointing = [module for module in model.modules() if getattr(module, "grad_checkpointing", False)]
+        blocks = [self.model.get_submodule(name) for name in self.block_names()]
+        checkpointing = [module for module in self.model.modules() if getattr(module, "grad_checkpointing", False)]
         hosts: list[Any] = [*blocks, *checkpointing]
         try:
-            for block, layout in zip(blocks, self.layouts(model), strict=True):
+            for block, layout in zip(blocks, self.layouts(), strict=True):
                 whole = whole_block(block, self.recipe(block), layout).eval()
                 vars(block)["forward"] = partial(self._run_whole, whole)
             for module in checkpointing:
@@ -90,9 +90,6 @@ class SwinAdapter(Adapter, ABC):
             for module in hosts[len(blocks) :]:
                 module.grad_checkpointing = True
 
-    def for_counting(self, model: nn.Module) -> AbstractContextManager[Any]:
-        return nullcontext()  # hosts write their products out
-
     def _run_whole(self, whole: WindowBlock, tokens: Tensor, *others: Any, **arguments: Any) -> Any:
         return self.answer(whole.host, whole(tokens.flatten(1, -2)).view(tokens.shape))
 
@@ -101,7 +98,7 @@ class SwinAdapter(Adapter, ABC):
         return tokens
 
 
-def host_of(block: nn.Module) -> nn.Module:
+def inner_block(block: nn.Module) -> nn.Module:
     """The host's block inside whatever stands in its place."""
     while not isinstance(block, WindowBlock):
         inside = getattr(block, "block", None)

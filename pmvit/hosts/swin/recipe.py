@@ -2,12 +2,11 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Host = Any  # the host's modules: their attributes have no types
+from pmvit.hosts.host import AnyModule
 
 
 class Recipe(ABC):
@@ -24,37 +23,37 @@ class Recipe(ABC):
     without_tokens: tuple[str, ...] = ()
 
     @abstractmethod
-    def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, block: AnyModule, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of (windows, tokens, width), each as (windows, heads, tokens, size of a head).
 
         The products of query and key are the attention scores: scaled, and cosines where the host takes them.
         """
 
     @abstractmethod
-    def output(self, block: Host, attended: Tensor) -> Tensor:
+    def output(self, block: AnyModule, attended: Tensor) -> Tensor:
         """The projection of what the heads say, (windows, tokens, width)."""
 
     @abstractmethod
-    def bias_table(self, block: Host) -> Tensor:
+    def bias_table(self, block: AnyModule) -> Tensor:
         """The position bias of each relative position and head."""
 
     @abstractmethod
-    def bias_index(self, block: Host) -> Tensor:
+    def bias_index(self, block: AnyModule) -> Tensor:
         """Where in the table the bias of each two places of a window stands, (area, area)."""
 
     @abstractmethod
-    def norms(self, block: Host) -> tuple[nn.Module, nn.Module]:
+    def norms(self, block: AnyModule) -> tuple[nn.Module, nn.Module]:
         """Those of attention and of the MLP."""
 
     @abstractmethod
-    def mlp(self, block: Host, tokens: Tensor) -> Tensor:
+    def mlp(self, block: AnyModule, tokens: Tensor) -> Tensor:
         """The MLP, without normalisation and shortcut."""
 
-    def drop_paths(self, block: Host) -> tuple[nn.Module, nn.Module]:
+    def drop_paths(self, block: AnyModule) -> tuple[nn.Module, nn.Module]:
         """Those of attention and of the MLP."""
         return block.drop_path1, block.drop_path2
 
-    def dropout(self, block: Host) -> float:
+    def dropout(self, block: AnyModule) -> float:
         """Of the attention map, in training."""
         return float(block.attn.attn_drop.p)
 
@@ -62,18 +61,18 @@ class Recipe(ABC):
 class UsualBlock(Recipe):
     """A block whose parts are called as in Swin's own code: those of timm and torchvision."""
 
-    def bias_table(self, block: Host) -> Tensor:
+    def bias_table(self, block: AnyModule) -> Tensor:
         table: Tensor = block.attn.relative_position_bias_table
         return table
 
-    def bias_index(self, block: Host) -> Tensor:
+    def bias_index(self, block: AnyModule) -> Tensor:
         index: Tensor = block.attn.relative_position_index
         return index
 
-    def norms(self, block: Host) -> tuple[nn.Module, nn.Module]:
+    def norms(self, block: AnyModule) -> tuple[nn.Module, nn.Module]:
         return block.norm1, block.norm2
 
-    def mlp(self, block: Host, tokens: Tensor) -> Tensor:
+    def mlp(self, block: AnyModule, tokens: Tensor) -> Tensor:
         result: Tensor = block.mlp(tokens)
         return result
 
@@ -85,16 +84,16 @@ class UsualV2Block(UsualBlock):
     without_tokens = ("attn.cpb_mlp",)
 
     @abstractmethod
-    def qkv_bias(self, block: Host) -> Tensor | None:
+    def qkv_bias(self, block: AnyModule) -> Tensor | None:
         """That of queries, keys and values."""
 
-    def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, block: AnyModule, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         attention = block.attn
         projected = F.linear(tokens, attention.qkv.weight, self.qkv_bias(block))
         query, key, value = split_heads(projected, attention.num_heads)
         return *cosine(query, key, attention.logit_scale), value
 
-    def bias_table(self, block: Host) -> Tensor:
+    def bias_table(self, block: AnyModule) -> Tensor:
         attention = block.attn
         values: Tensor = attention.cpb_mlp(attention.relative_coords_table).view(-1, attention.num_heads)
         return 16 * values.sigmoid()

@@ -1,14 +1,12 @@
-"""What adapters of models around one of timm's vision transformers have in common: where it stands, who reads it."""
+"""What hosts around one of timm's vision transformers have in common: where it stands, and who reads its tokens."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-from pmvit.hosts.host import TokenLayout
-from pmvit.hosts.timm.vit import TimmViT
+from torch import nn
 
-Host = Any  # models around timm's: nn.Modules whose attributes have no types
-ENCODERS = TimmViT()
+from pmvit.hosts.host import Reading, TokenLayout
+from pmvit.hosts.timm.vit import TimmViT
 
 
 class OnTimmViT(TimmViT):
@@ -16,43 +14,30 @@ class OnTimmViT(TimmViT):
 
     path: str
 
-    def encoder(self, model: Host) -> Host:
-        """The vision transformer."""
-        return model.get_submodule(self.path)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.encoder = TimmViT(model.get_submodule(self.path))
 
-    def blocks_read(self, model: Host) -> list[int]:
-        """The blocks after which the model reads tokens: the last one, unless an adapter says otherwise."""
-        return [len(self.encoder(model).blocks) - 1]
+    def blocks_read(self) -> list[int]:
+        """The blocks after which the model reads tokens: the last one, unless a host says otherwise."""
+        return [len(self.encoder.model.blocks) - 1]
 
-    def default_skip(self, model: Host) -> tuple[int, ...]:
-        depth = len(self.encoder(model).blocks)
-        return (0, 1) if depth > 4 else ()  # what they lose, every map that is read later lacks
+    def block_names(self) -> list[str]:
+        count = max(self.blocks_read()) + 1  # nothing depends on those that follow
+        return [f"{self.path}.{name}" for name in self.encoder.block_names()[:count]]
 
-    def layout(self, model: Host) -> TokenLayout:
-        return ENCODERS.layout(self.encoder(model))
+    def layouts(self) -> list[TokenLayout]:
+        return self.encoder.layouts()[: len(self.block_names())]
 
-    def block_names(self, model: Host) -> list[str]:
-        count = max(self.blocks_read(model)) + 1  # nothing depends on those that follow
-        return [f"{self.path}.{name}" for name in ENCODERS.block_names(self.encoder(model))[:count]]
+    def reading(self) -> Reading:
+        names = self.block_names()
+        ends = sorted({index + 1 for index in self.blocks_read()})
+        spans = [names[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        # What the first two blocks lose, every map that is read later lacks.
+        return Reading(spans, None, (0, 1) if len(self.encoder.model.blocks) > 4 else ())
 
-    def runs(self, model: Host) -> list[list[str]]:
-        names = self.block_names(model)
-        ends = sorted({index + 1 for index in self.blocks_read(model)})
-        return [names[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    def input_size(self) -> tuple[int, int, int]:
+        return self.encoder.input_size()
 
-    def input_size(self, model: Host) -> tuple[int, int, int]:
-        return ENCODERS.input_size(self.encoder(model))
-
-    def num_classes(self, model: Host) -> int | None:
-        return None
-
-    def has_class_token(self, model: Host) -> bool:
-        return ENCODERS.has_class_token(self.encoder(model))
-
-    def tokens_read(self, model: Host) -> int | None:
-        return None
-
-    @contextmanager
-    def for_scoring(self, model: Host) -> Iterator[None]:
-        with ENCODERS.for_scoring(self.encoder(model)):
-            yield
+    def observed(self, counting: bool = False) -> AbstractContextManager[Any]:
+        return self.encoder.observed(counting)

@@ -1,4 +1,4 @@
-"""Adapter for timm's Swin Transformers, v1 and v2."""
+"""timm's Swin Transformers, v1 and v2."""
 
 from typing import Any
 
@@ -7,23 +7,21 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Block
 from torch import Tensor, nn
 
-from pmvit.hosts.host import register
-from pmvit.hosts.swin.host import SwinAdapter, host_of
+from pmvit.hosts.host import AnyModule, register
+from pmvit.hosts.swin.host import SwinHost, inner_block
 from pmvit.hosts.swin.recipe import Recipe, UsualBlock, UsualV2Block, split_heads
 from pmvit.hosts.timm.model import TimmModel, input_channels
 from pmvit.windows import Windows
-
-Host = Any  # timm's models: nn.Modules whose attributes have no types
 
 
 class TimmSwinBlock(UsualBlock):
     """The block of Swin v1."""
 
-    def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, block: AnyModule, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = split_heads(block.attn.qkv(tokens), block.attn.num_heads)
         return query * block.attn.scale, key, value
 
-    def output(self, block: Host, attended: Tensor) -> Tensor:
+    def output(self, block: AnyModule, attended: Tensor) -> Tensor:
         projected: Tensor = block.attn.proj_drop(block.attn.proj(attended))
         return projected
 
@@ -31,7 +29,7 @@ class TimmSwinBlock(UsualBlock):
 class TimmSwinV2Block(UsualV2Block, TimmSwinBlock):
     """The block of Swin v2."""
 
-    def qkv_bias(self, block: Host) -> Tensor | None:
+    def qkv_bias(self, block: AnyModule) -> Tensor | None:
         attention = block.attn
         if attention.q_bias is None:
             return None
@@ -39,9 +37,10 @@ class TimmSwinV2Block(UsualV2Block, TimmSwinBlock):
 
 
 @register
-class TimmSwin(SwinAdapter, TimmModel):
+class TimmSwin(SwinHost, TimmModel):
     """Stages stand in `model.layers`; their blocks take and return tokens of shape (batch, rows, columns, width)."""
 
+    key = "timm-swin"
     family = "timm Swin (SwinTransformer, SwinTransformerV2)"
     classes = (SwinTransformer, SwinTransformerV2)
     recipes = (TimmSwinBlock(), TimmSwinV2Block())
@@ -49,18 +48,19 @@ class TimmSwin(SwinAdapter, TimmModel):
     def recipe(self, block: nn.Module) -> Recipe:
         return self.recipes[isinstance(block, SwinTransformerV2Block)]
 
-    def stages(self, model: Host) -> list[str]:
-        return [f"layers.{index}.blocks" for index in range(len(model.layers))]
+    def stages(self) -> list[str]:
+        return [f"layers.{index}.blocks" for index in range(len(self.model.layers))]
 
-    def first_grid(self, model: Host) -> tuple[int, int]:
-        height, width = model.patch_embed.grid_size
+    def first_grid(self) -> tuple[int, int]:
+        height, width = self.model.patch_embed.grid_size
         return (int(height), int(width))
 
-    def windows(self, model: Host, block: Host, grid: tuple[int, int]) -> Windows:
+    def windows(self, block: AnyModule, grid: tuple[int, int]) -> Windows:
         return Windows(tuple(block.window_size), tuple(block.shift_size))
 
-    def traits(self, model: Host) -> dict[str, Any]:
-        firsts: list[Host] = [host_of(stage.blocks[0]) for stage in model.layers]
+    def traits(self) -> dict[str, Any]:
+        model = self.model
+        firsts: list[AnyModule] = [inner_block(stage.blocks[0]) for stage in model.layers]
         patch = model.patch_embed.patch_size
         return {
             "num_classes": model.num_classes,
@@ -78,7 +78,7 @@ class TimmSwin(SwinAdapter, TimmModel):
         }
 
 
-def _window_size(firsts: list[Host]) -> Any:
+def _window_size(firsts: list[AnyModule]) -> Any:
     """The window all stages were made with, each of which made it no larger than its grid; or one a stage."""
     sizes = [tuple(block.window_size) for block in firsts]
     largest = (max(rows for rows, _ in sizes), max(columns for _, columns in sizes))

@@ -1,36 +1,37 @@
-"""Adapter for timm's plain vision transformers: ViT, DeiT, BEiT, EVA and those built on them."""
+"""timm's plain vision transformers: ViT, DeiT, BEiT, EVA and those built on them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
 from torch import Tensor, nn
 
 from pmvit.hosts.host import (
+    AnyModule,
     HostChange,
-    Run,
+    PartNames,
+    Reading,
     TokenLayout,
     add_log_sizes,
-    narrow_bias,
+    bias_at_centres,
     register,
     select_tokens,
 )
+from pmvit.hosts.parts import PlainParts
 from pmvit.hosts.timm.model import TimmModel, input_channels
-from pmvit.hosts.timm.parts import AttentionHalf, MlpHalf, is_plain, parts_of
+from pmvit.hosts.timm.parts import parts_of
 from pmvit.prune_merge import PruneMerge
-from pmvit.runtime.blocks.build import inference_block
 
 # Blocks that normalise before their MLP, and scale and drop what it puts out token by token.
 PRE_NORM_BLOCKS = (vision_transformer.Block, vision_transformer_relpos.RelPosBlock, beit.Block, eva.EvaBlock)
-
-Host = Any  # timm's models: nn.Modules whose attributes have no types
 
 
 @register
 class TimmViT(TimmModel):
     """All blocks of these models stand in `model.blocks` and take and return tokens of shape (batch, N, D)."""
 
+    key = "timm-vit"
     family = "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, ViT-RelPos)"
     takes_attention_bias = True
     classes = (
@@ -42,18 +43,27 @@ class TimmViT(TimmModel):
     # What a block calls the additive bias on its attention scores.
     bias_arguments = ("attn_mask", "shared_rel_pos", "shared_rel_pos_bias")
 
-    def layout(self, model: Host) -> TokenLayout:
-        height, width = model.patch_embed.grid_size
-        return TokenLayout((int(height), int(width)), int(model.num_prefix_tokens))
+    def block_names(self) -> list[str]:
+        return [f"blocks.{index}" for index in range(len(self.model.blocks))]
 
-    def block_names(self, model: Host) -> list[str]:
-        return [f"blocks.{index}" for index in range(len(model.blocks))]
+    def layouts(self) -> list[TokenLayout]:
+        height, width = self.model.patch_embed.grid_size
+        layout = TokenLayout(
+            (int(height), int(width)),
+            int(self.model.num_prefix_tokens),
+            has_class_token=getattr(self.model, "cls_token", None) is not None,
+        )
+        return [layout] * len(self.model.blocks)
 
-    def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
-        attention: Host = getattr(wrapper.block, "attn", None)
+    def reading(self) -> Reading:
+        pools = self.model.global_pool != "token" or getattr(self.model, "attn_pool", None) is not None
+        return Reading([self.block_names()], None if pools else int(self.model.num_prefix_tokens))
+
+    def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
+        attention: AnyModule = getattr(wrapper.block, "attn", None)
         if getattr(attention, "rel_pos", None) is not None:
             change = HostChange(attention, "rel_pos", attention.rel_pos)
-            attention.rel_pos = NarrowBias(attention.rel_pos, wrapper)
+            attention.rel_pos = BiasAtCentres(attention.rel_pos, wrapper)
             return [change]
         if getattr(attention, "relative_position_bias_table", None) is not None:
             index = attention.relative_position_index
@@ -66,56 +76,47 @@ class TimmViT(TimmModel):
             return changes
         return []
 
-    def narrow_arguments(self, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
-        narrowed = dict(arguments)
-        if narrowed.get("rope") is not None:
-            narrowed["rope"] = select_tokens(narrowed["rope"], wrapper.patch_centres, -2)
-        for name in self.bias_arguments:
-            if narrowed.get(name) is not None:
-                narrowed[name] = narrow_bias(narrowed[name], wrapper.centres)
+    @classmethod
+    def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
+        reduced = dict(arguments)
+        if reduced.get("rope") is not None:
+            reduced["rope"] = select_tokens(reduced["rope"], wrapper.patch_centres, -2)
+        for name in cls.bias_arguments:
+            if reduced.get(name) is not None:
+                reduced[name] = bias_at_centres(reduced[name], wrapper.centres)
         if wrapper.log_sizes is not None:
-            name = next((name for name in self.bias_arguments if name in narrowed), "attn_mask")
-            narrowed[name] = add_log_sizes(narrowed.get(name), wrapper.log_sizes)
-        return narrowed
+            name = next((name for name in cls.bias_arguments if name in reduced), "attn_mask")
+            reduced[name] = add_log_sizes(reduced.get(name), wrapper.log_sizes)
+        return reduced
 
-    def has_class_token(self, model: Host) -> bool:
-        return getattr(model, "cls_token", None) is not None
+    def plain_parts(self, block: nn.Module) -> PlainParts | None:
+        return parts_of(block)
 
-    def parts_without_tokens(self, block: Host) -> list[str]:
-        return ["attn.rel_pos.mlp"]  # the network behind ViT-RelPos' bias, where a block has one
+    def part_names(self, block: nn.Module) -> PartNames:
+        return PartNames(
+            mlp=("norm2", "mlp") if type(block) in PRE_NORM_BLOCKS else None,
+            without_tokens=("attn.rel_pos.mlp",),  # the network behind ViT-RelPos' bias, where a block has one
+        )
 
-    def mlp_parts(self, block: nn.Module) -> tuple[str, str] | None:
-        return ("norm2", "mlp") if type(block) in PRE_NORM_BLOCKS else None
-
-    def tokens_read(self, model: Host) -> int | None:
-        pooled_by_attention = getattr(model, "attn_pool", None) is not None
-        return int(model.num_prefix_tokens) if model.global_pool == "token" and not pooled_by_attention else None
-
-    def halves(self, block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
-        return (AttentionHalf(block), MlpHalf(block)) if is_plain(block) else None
-
-    def computes_partly(self, block: nn.Module) -> bool:
-        return is_plain(block)
-
-    def inference_block(self, block: nn.Module, run: Run) -> nn.Module:
-        return inference_block(parts_of(block), run)
+    def observed(self, counting: bool = False) -> AbstractContextManager[Any]:
+        return self._fused()
 
     @contextmanager
-    def for_scoring(self, model: Host) -> Iterator[None]:
-        fused = {module: module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")}
-        checkpointing = getattr(model, "grad_checkpointing", False)
+    def _fused(self) -> Iterator[None]:
+        fused = {module: module.fused_attn for module in self.model.modules() if hasattr(module, "fused_attn")}
+        checkpointing = getattr(self.model, "grad_checkpointing", False)
         try:
             for module in fused:
                 module.fused_attn = True
-            model.grad_checkpointing = False
+            self.model.grad_checkpointing = False
             yield
         finally:
             for module, value in fused.items():
                 module.fused_attn = value
-            model.grad_checkpointing = checkpointing
+            self.model.grad_checkpointing = checkpointing
 
-    def traits(self, model: Host) -> dict[str, Any]:
-        block = model.blocks[0]
+    def traits(self) -> dict[str, Any]:
+        model, block = self.model, self.model.blocks[0]
         return {
             "num_classes": model.num_classes,
             "in_chans": input_channels(model),
@@ -128,13 +129,13 @@ class TimmViT(TimmModel):
         }
 
 
-class NarrowBias(nn.Module):
+class BiasAtCentres(nn.Module):
     """The relative position bias of a block, between the group centres only."""
 
     centres: Tensor
     log_sizes: Tensor | None
 
-    def __init__(self, full: Host, wrapper: PruneMerge) -> None:
+    def __init__(self, full: AnyModule, wrapper: PruneMerge) -> None:
         super().__init__()
         self.full = full
         self.register_buffer("centres", wrapper.centres, persistent=False)
@@ -142,7 +143,7 @@ class NarrowBias(nn.Module):
 
     def get_bias(self) -> Tensor:
         """The bias as timm's attention adds it: (1, heads, groups, groups)."""
-        bias = narrow_bias(self.full.get_bias(), self.centres)
+        bias = bias_at_centres(self.full.get_bias(), self.centres)
         return bias if self.log_sizes is None else add_log_sizes(bias, self.log_sizes)
 
     def forward(self, attention: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Adapter for torchvision's Swin Transformers, v1 and v2 (`swin_t`, `swin_v2_b` and their sisters)."""
+"""torchvision's Swin Transformers, v1 and v2 (`swin_t`, `swin_v2_b` and their sisters)."""
 
 from typing import Any
 
@@ -7,12 +7,11 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
-from pmvit.hosts.host import DATA_KEYS, register
-from pmvit.hosts.swin.host import SwinAdapter, host_of
+from pmvit.hosts.host import DATA_KEYS, AnyModule, register
+from pmvit.hosts.swin.host import SwinHost, inner_block
 from pmvit.hosts.swin.recipe import Recipe, UsualBlock, UsualV2Block, split_heads
 from pmvit.windows import Windows
 
-Host = Any  # torchvision's models: nn.Modules whose attributes have no types
 MODULE = "torchvision.models.swin_transformer"
 DATA = {"interpolation": "bicubic", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "crop_mode": "center"}
 # Of the weights torchvision gives, for v1 and v2: the side of an image, and of what it is cut from.
@@ -22,24 +21,24 @@ SIDES = ((224, 232), (256, 260))
 class TorchvisionSwinBlock(UsualBlock):
     """The block of Swin v1."""
 
-    def project(self, block: Host, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, block: AnyModule, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = split_heads(block.attn.qkv(tokens), block.attn.num_heads)
         return query * query.shape[-1] ** -0.5, key, value
 
-    def output(self, block: Host, attended: Tensor) -> Tensor:
+    def output(self, block: AnyModule, attended: Tensor) -> Tensor:
         return F.dropout(block.attn.proj(attended), block.attn.dropout, block.training)
 
-    def drop_paths(self, block: Host) -> tuple[nn.Module, nn.Module]:
+    def drop_paths(self, block: AnyModule) -> tuple[nn.Module, nn.Module]:
         return block.stochastic_depth, block.stochastic_depth
 
-    def dropout(self, block: Host) -> float:
+    def dropout(self, block: AnyModule) -> float:
         return float(block.attn.attention_dropout)
 
 
 class TorchvisionSwinV2Block(UsualV2Block, TorchvisionSwinBlock):
     """The block of Swin v2."""
 
-    def qkv_bias(self, block: Host) -> Tensor | None:
+    def qkv_bias(self, block: AnyModule) -> Tensor | None:
         bias: Tensor | None = block.attn.qkv.bias
         if bias is None:
             return None
@@ -48,30 +47,32 @@ class TorchvisionSwinV2Block(UsualV2Block, TorchvisionSwinBlock):
 
 
 @register
-class TorchvisionSwin(SwinAdapter):
+class TorchvisionSwin(SwinHost):
     """Stages stand in `model.features`, patch merging between them; tokens come as (batch, rows, columns, width).
 
     These models take images of any size, and a plan is for one: that of torchvision's weights, or `model.image_size`.
     """
 
+    key = "torchvision-swin"
     family = "torchvision Swin (swin_t, swin_s, swin_b, swin_v2_t, swin_v2_s, swin_v2_b)"
     recipes = (TorchvisionSwinBlock(), TorchvisionSwinV2Block())
 
-    def matches(self, model: Host) -> bool:
+    @classmethod
+    def matches(cls, model: nn.Module) -> bool:
         return any(base.__module__ == MODULE and base.__name__ == "SwinTransformer" for base in type(model).__mro__)
 
     def recipe(self, block: nn.Module) -> Recipe:
         return self.recipes[hasattr(block.attn, "logit_scale")]
 
-    def stages(self, model: Host) -> list[str]:
-        return [f"features.{place}" for place in range(1, len(model.features), 2)]
+    def stages(self) -> list[str]:
+        return [f"features.{place}" for place in range(1, len(self.model.features), 2)]
 
-    def first_grid(self, model: Host) -> tuple[int, int]:
-        _, height, width = self.input_size(model)
-        rows, columns = model.features[0][0].stride
+    def first_grid(self) -> tuple[int, int]:
+        _, height, width = self.input_size()
+        rows, columns = self.model.features[0][0].stride
         return (height // rows, width // columns)
 
-    def windows(self, model: Host, block: Host, grid: tuple[int, int]) -> Windows:
+    def windows(self, block: AnyModule, grid: tuple[int, int]) -> Windows:
         (rows, columns), shift = block.attn.window_size, block.attn.shift_size
         down, right = (
             0 if size >= side + -side % size else by
@@ -79,16 +80,18 @@ class TorchvisionSwin(SwinAdapter):
         )
         return Windows((rows, columns), (down, right), pad_first=True)
 
-    def input_size(self, model: Host) -> tuple[int, int, int]:
-        side = getattr(model, "image_size", SIDES[self._is_v2(model)][0])
+    def input_size(self) -> tuple[int, int, int]:
+        side = getattr(self.model, "image_size", SIDES[self._is_v2()][0])
         height, width = side if isinstance(side, (tuple, list)) else (side, side)
-        return model.features[0][0].in_channels, height, width
+        return self.model.features[0][0].in_channels, height, width
 
-    def _is_v2(self, model: Host) -> bool:
-        return hasattr(host_of(model.features[1][0]).attn, "logit_scale")
+    def _is_v2(self) -> bool:
+        first: AnyModule = inner_block(self.model.features[1][0])
+        return hasattr(first.attn, "logit_scale")
 
-    def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
-        stages: list[Host] = [model.get_submodule(path) for path in self.stages(model)]
+    def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+        model = self.model
+        stages: list[AnyModule] = [model.get_submodule(path) for path in self.stages()]
         first = stages[0][0]
         read_off = {
             "patch_size": list(model.features[0][0].kernel_size),
@@ -101,12 +104,13 @@ class TorchvisionSwin(SwinAdapter):
             "attention_dropout": first.attn.attention_dropout,
             "stochastic_depth_prob": stages[-1][-1].stochastic_depth.p,
             "num_classes": model.num_classes,
-            "image_size": list(self.input_size(model)[1:]),
+            "image_size": list(self.input_size()[1:]),
         }
-        name = f"SwinTransformer{'V2' if self._is_v2(model) else ''}"
-        return {"architecture": name, "arguments": {**read_off, **(arguments or {})}, "data": self.data_config(model)}
+        name = f"SwinTransformer{'V2' if self._is_v2() else ''}"
+        return {"architecture": name, "arguments": {**read_off, **(arguments or {})}, "data": self.data_config()}
 
-    def build(self, description: dict[str, Any]) -> Host:
+    @classmethod
+    def build(cls, description: dict[str, Any]) -> AnyModule:
         from torchvision.models import swin_transformer as swin
 
         check_fields(description, ("architecture", "arguments", "data"), "the description of the model")
@@ -115,7 +119,7 @@ class TorchvisionSwin(SwinAdapter):
         if description["architecture"] == "SwinTransformerV2":
             arguments |= {"block": swin.SwinTransformerBlockV2, "downsample_layer": swin.PatchMergingV2}
         try:
-            model: Host = swin.SwinTransformer(**arguments)
+            model: AnyModule = swin.SwinTransformer(**arguments)
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
             told = description["arguments"]
             raise PmvitError(f"torchvision cannot make a SwinTransformer with {told} ({error})") from None
@@ -123,8 +127,8 @@ class TorchvisionSwin(SwinAdapter):
         model.pretrained_cfg = check_fields(description["data"], DATA_KEYS, "the model's data configuration")
         return model.eval()
 
-    def data_config(self, model: Host) -> dict[str, Any]:
-        side, before = SIDES[self._is_v2(model)]
-        found = {**DATA, "crop_pct": side / before, **getattr(model, "pretrained_cfg", {})}
-        found["input_size"] = list(self.input_size(model))
+    def data_config(self) -> dict[str, Any]:
+        side, before = SIDES[self._is_v2()]
+        found = {**DATA, "crop_pct": side / before, **getattr(self.model, "pretrained_cfg", {})}
+        found["input_size"] = list(self.input_size())
         return {key: found[key] for key in DATA_KEYS}

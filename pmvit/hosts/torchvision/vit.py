@@ -1,4 +1,4 @@
-"""Adapter for torchvision's VisionTransformer (`vit_b_16` and its sisters)."""
+"""torchvision's VisionTransformer (`vit_b_16` and its sisters)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,19 @@ from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
-from pmvit.hosts.host import DATA_KEYS, Adapter, HostChange, TokenLayout, add_log_sizes, register
+from pmvit.hosts.host import (
+    DATA_KEYS,
+    AnyModule,
+    Host,
+    HostChange,
+    PartNames,
+    Reading,
+    TokenLayout,
+    add_log_sizes,
+    register,
+)
 from pmvit.prune_merge import PruneMerge
 
-Host = Any  # torchvision's models: nn.Modules whose attributes have no types
 MODULE = "torchvision.models.vision_transformer"
 DATA = {  # of the weights torchvision gives by default: resized to 256, centre crop of 224
     "interpolation": "bilinear",
@@ -26,33 +35,35 @@ TRAITS = ("image_size", "patch_size", "hidden_dim", "mlp_dim", "dropout", "atten
 
 
 @register
-class TorchvisionViT(Adapter):
+class TorchvisionViT(Host):
     """All blocks stand in `model.encoder.layers` and take tokens alone; attention is `nn.MultiheadAttention`."""
 
+    key = "torchvision-vit"
     family = "torchvision VisionTransformer"
     takes_attention_bias = True
 
-    def matches(self, model: Host) -> bool:
+    @classmethod
+    def matches(cls, model: nn.Module) -> bool:
         return any(base.__module__ == MODULE and base.__name__ == "VisionTransformer" for base in type(model).__mro__)
 
-    def layout(self, model: Host) -> TokenLayout:
-        side = model.image_size // model.patch_size
-        return TokenLayout((side, side), 1)
+    def block_names(self) -> list[str]:
+        return [f"encoder.layers.{name}" for name, _ in self.model.encoder.layers.named_children()]
 
-    def block_names(self, model: Host) -> list[str]:
-        return [f"encoder.layers.{name}" for name, _ in model.encoder.layers.named_children()]
+    def layouts(self) -> list[TokenLayout]:
+        side = self.model.image_size // self.model.patch_size
+        return [TokenLayout((side, side), 1)] * len(self.model.encoder.layers)
 
-    def input_size(self, model: Host) -> tuple[int, int, int]:
-        return 3, model.image_size, model.image_size
+    def input_size(self) -> tuple[int, int, int]:
+        return 3, self.model.image_size, self.model.image_size
 
-    def tokens_read(self, model: Host) -> int | None:
-        return 1
+    def reading(self) -> Reading:
+        return Reading([self.block_names()], num_read=1)
 
-    def mlp_parts(self, block: nn.Module) -> tuple[str, str] | None:
-        return ("ln_2", "mlp")
+    def part_names(self, block: nn.Module) -> PartNames:
+        return PartNames(mlp=("ln_2", "mlp"))
 
-    def narrow(self, wrapper: PruneMerge) -> list[HostChange]:
-        block: Host = wrapper.block
+    def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
+        block: AnyModule = wrapper.block
         if wrapper.log_sizes is None:
             return []
         change = HostChange(block, "self_attention", block.self_attention)
@@ -60,8 +71,8 @@ class TorchvisionViT(Adapter):
         return [change]
 
     @contextmanager
-    def for_scoring(self, model: Host) -> Iterator[None]:
-        attentions = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    def observed(self, counting: bool = False) -> Iterator[None]:
+        attentions = [module for module in self.model.modules() if isinstance(module, nn.MultiheadAttention)]
         try:
             for attention in attentions:
                 attention.forward = partial(attend, attention)  # type: ignore[method-assign]  # for this while only
@@ -70,19 +81,21 @@ class TorchvisionViT(Adapter):
             for attention in attentions:
                 del attention.forward
 
-    def describe(self, model: Host, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+        model = self.model
         read_off = {name: getattr(model, name) for name in (*TRAITS, "representation_size")}
         read_off["num_layers"] = len(model.encoder.layers)
         read_off["num_heads"] = model.encoder.layers[0].num_heads
         described = {**read_off, **(arguments or {})}
-        return {"architecture": type(model).__name__, "arguments": described, "data": self.data_config(model)}
+        return {"architecture": type(model).__name__, "arguments": described, "data": self.data_config()}
 
-    def build(self, description: dict[str, Any]) -> Host:
+    @classmethod
+    def build(cls, description: dict[str, Any]) -> AnyModule:
         from torchvision.models import VisionTransformer
 
         check_fields(description, ("architecture", "arguments", "data"), "the description of the model")
         try:
-            model: Host = VisionTransformer(**description["arguments"])
+            model: AnyModule = VisionTransformer(**description["arguments"])
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
             raise PmvitError(
                 f"torchvision cannot make a VisionTransformer with {description['arguments']} ({error})"
@@ -90,8 +103,8 @@ class TorchvisionViT(Adapter):
         model.pretrained_cfg = check_fields(description["data"], DATA_KEYS, "the model's data configuration")
         return model.eval()
 
-    def data_config(self, model: Host) -> dict[str, Any]:
-        found = {**DATA, **getattr(model, "pretrained_cfg", {}), "input_size": list(self.input_size(model))}
+    def data_config(self) -> dict[str, Any]:
+        found = {**DATA, **getattr(self.model, "pretrained_cfg", {}), "input_size": list(self.input_size())}
         return {key: found[key] for key in DATA_KEYS}
 
 

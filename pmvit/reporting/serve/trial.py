@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pmvit.compression import compression_of
+from pmvit.compression import plan_of
 from pmvit.data.pixels import Preparation
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import sliding_logits
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.reporting.colours import palette
 from pmvit.reporting.facts import Facts
@@ -38,13 +38,13 @@ class Trial:
     def __init__(self, facts: Facts, names: str | Path | None = None) -> None:
         self.names = class_names(facts.model, names)
         self.models: dict[str, nn.Module] = {"original": facts.original, "compressed": facts.model}
-        if compression_of(facts.model) is not None:
+        if plan_of(facts.model) is not None:
             self.models["optimized"] = optimize_for_inference(facts.model)
         for model in self.models.values():
             model.eval().requires_grad_(False)
         self._model = facts.model
         self._sight = Sight(facts.model)
-        self._pixel_classes = adapter_for(facts.model).pixel_classes(facts.model)
+        self._pixel_classes = host_of(facts.model).outputs().pixel_classes
         self._lock = threading.Lock()
 
     def run(self, picture: Image.Image) -> dict[str, Any]:
@@ -74,8 +74,8 @@ class Trial:
 
     def _pixels(self, picture: Image.Image, classes: int) -> dict[str, Any]:
         """The classes of all pixels of an image, as pictures."""
-        adapter = adapter_for(self._model)
-        preparation, window = Preparation.of(adapter.data_config(self._model)), adapter.input_size(self._model)[1:]
+        host = host_of(self._model)
+        preparation, window = Preparation.of(host.data_config()), host.input_size()[1:]
         small = fitted(picture, LARGEST_SIDE) if max(picture.size) > LARGEST_SIDE else picture
         pixels = preparation.whole(small.convert(self._sight.mode))[None]
         size = small.height, small.width

@@ -17,15 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from pmvit._system import keep_freed_memory
-from pmvit.compression import compression_of
+from pmvit.compression import compress, plan_of
 from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.files import write_atomically, write_text
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring.flops import flops
-from pmvit.methods import Evit, apply
-from pmvit.methods.tome import tome
+from pmvit.methods import Evit, Tome
 from pmvit.progress import track
 from pmvit.runtime.bench.memory import Place, peak_memory
 from pmvit.runtime.bench.timing import Ratio, interleave, speedup
@@ -191,8 +190,8 @@ def benchmark(
     Raises:
         PmvitError: If the model is not compressed, or a variant, runtime or package is not there.
     """
-    if compression_of(model) is None:
-        raise PmvitError("expected a compressed model to benchmark; this one is not compressed")
+    if plan_of(model) is None:
+        raise PmvitError("expected a model that a plan compressed to benchmark; this one is not compressed by a plan")
     if not batches or min(batches) < 1 or rounds < 2:
         raise PmvitError(f"expected batch sizes of 1 and more and rounds of 2 and more; got {batches} and {rounds}")
     model = copy.deepcopy(model).to("cpu", torch.float32)
@@ -230,9 +229,9 @@ def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: in
         "direct": variant("direct", placed, "eager"),
     }
     with suppress(PmvitError):  # these are not for every host
-        models["tome, matching but not merging"] = tome(whole, 0, always_match=True)
-        patches = adapter_for(model).layouts(model)[0].num_patches
-        models["evit, fusing one token a stage"] = apply(whole, Evit(keep=1 - 1 / patches))
+        models["tome, matching but not merging"] = compress(whole, Tome(0, always_match=True))
+        patches = host_of(model).layouts()[0].num_patches
+        models["evit, fusing one token a stage"] = compress(whole, Evit(keep=1 - 1 / patches))
     makers: Makers = {name: partial(ready, model) for name, model in models.items()}
     return measure(placed, makers, ["eager"], [batch], rounds, threads, None, False, True)
 
@@ -256,7 +255,7 @@ def measure(
     """Measure what makers make; one of them is called `original`, and `model` says what images they take."""
     threads = threads or torch.get_num_threads()
     before = torch.get_num_threads()
-    size = adapter_for(model).input_size(model)
+    size = host_of(model).input_size()
     if images is not None and tuple(images.shape[1:]) != size:
         raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
     shown = images if images is not None else built_in_images(size, max(*batches, 32))

@@ -8,16 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.compression import compress, decompress, is_compressed
+from pmvit.compression import compress, compression_of, decompress
 from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
-from pmvit.hosts import Adapter, TokenLayout, adapter_for
+from pmvit.hosts import Host, TokenLayout, host_of
 from pmvit.measuring.flops import flops
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
-from pmvit.methods import Tome, apply
+from pmvit.methods import Tome
 from pmvit.methods.budget import nearest
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.stages import Narrowed
 from pmvit.runtime.window_chain import wrapped
@@ -29,7 +30,7 @@ NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": Fals
 def original(model: nn.Module, target: Target) -> nn.Module:
     """The same weights, uncompressed: the model as its library has it."""
     model = copy.deepcopy(model)
-    return decompress(model) if is_compressed(model) else model
+    return decompress(model) if compression_of(model) is not None else model
 
 
 def original_optimized(model: nn.Module, target: Target) -> nn.Module:
@@ -54,21 +55,21 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
     an MLP has groups of its own, it runs on as many of the first tokens.
     """
     model = copy.deepcopy(model)
-    adapter = adapter_for(model)
-    runs, layouts = adapter.runs(model), _layouts(adapter, model)
+    host = host_of(model)
+    runs, layouts = host.reading().spans, _layouts(host)
     # What lies between two runs, or labels pixels, needs all tokens: those that were sliced away come back.
-    is_whole = len(runs) > 1 or adapter.pixel_classes(model) is not None
+    is_whole = len(runs) > 1 or host.outputs().pixel_classes is not None
     for names in runs:
         for name in names:
             block, tokens = _inside(model, name, layouts[name])
-            halves = adapter.halves(block)
-            matrices = mlp_matrices_of(block, adapter.mlp_parts(block))
-            if halves is not None and matrices is not None:
-                block = _SlicedBetween(*halves, matrices.num_prefix + matrices.num_groups)
+            parts = host.plain_parts(block)
+            matrices = mlp_matrices_of(block, host.part_names(block).mlp)
+            if parts is not None and matrices is not None:
+                block = _SlicedBetween(AttentionHalf(parts), MlpHalf(parts), matrices.num_prefix + matrices.num_groups)
             else:
-                _rewire_mlp(adapter, model.get_submodule(name), _FirstNormed, _Padded)
+                _rewire_mlp(host, model.get_submodule(name), _FirstNormed, _Padded)
             sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
-            adapter.stand_in(sliced, block)
+            host.answer_like(sliced, block)
             model.set_submodule(name, sliced)
     return model
 
@@ -79,45 +80,45 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
     Where an MLP has groups of its own, one token of each is taken out once more inside the block.
     """
     model = copy.deepcopy(model)
-    adapter = adapter_for(model)
-    for name, layout in _layouts(adapter, model).items():
+    host = host_of(model)
+    for name, layout in _layouts(host).items():
         block, tokens = _inside(model, name, layout)
-        _rewire_mlp(adapter, model.get_submodule(name), _TakenNormed, _PutBack)
+        _rewire_mlp(host, model.get_submodule(name), _TakenNormed, _PutBack)
         taken = _TakenOut(block, tokens)
-        adapter.stand_in(taken, block)
+        host.answer_like(taken, block)
         model.set_submodule(name, taken)
     return model
 
 
-def _layouts(adapter: Adapter, model: nn.Module) -> dict[str, TokenLayout]:
-    return dict(zip(adapter.block_names(model), adapter.layouts(model), strict=True))
+def _layouts(host: Host) -> dict[str, TokenLayout]:
+    return dict(zip(host.block_names(), host.layouts(), strict=True))
 
 
 def _inside(model: nn.Module, name: str, layout: TokenLayout) -> tuple[nn.Module, Tensor]:
     """What a compressed block runs inside, on as many tokens as it has groups, and which tokens those are."""
-    adapter = adapter_for(model)
+    host = host_of(model)
     block = model.get_submodule(name)
     tokens = torch.arange(layout.num_tokens)
     if layout.windows is not None:
-        block = wrapped(block, adapter, layout)
+        block = wrapped(block, host, layout)
     if isinstance(block, PruneMerge):
         tokens = block.centres
-        block = block.block if adapter.computes_partly(block.block) else Narrowed(block)
+        block = block.block if host.plain_parts(block.block) is not None else Narrowed(block)
     return block, tokens
 
 
-def _rewire_mlp(adapter: Adapter, block: nn.Module, norm: type["_OnTokens"], mlp: type["_OnTokens"]) -> None:
+def _rewire_mlp(host: Host, block: nn.Module, norm: type["_OnTokens"], mlp: type["_OnTokens"]) -> None:
     """Let others stand in for what normalises before an MLP with groups of its own, and for the MLP."""
     inside = block.block if isinstance(block, PruneMerge) else block
-    parts = adapter.mlp_parts(inside)
+    parts = host.part_names(inside).mlp
     matrices = mlp_matrices_of(inside, parts)
     if parts is None or matrices is None:
         return
     first_members = matrices.merge_columns[matrices.merge_offsets]
     num_tokens = matrices.num_prefix + matrices.num_patches
     for name, kind in zip(parts, (norm, mlp), strict=True):
-        host = unwrapped(inside.get_submodule(name))
-        inside.set_submodule(name, kind(host, first_members, num_tokens))
+        part = unwrapped(inside.get_submodule(name))
+        inside.set_submodule(name, kind(part, first_members, num_tokens))
 
 
 class _OnTokens(nn.Module):
@@ -223,7 +224,7 @@ class _TakenOut(nn.Module):
 def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
     """ToMe with the tokens a block that come nearest to the FLOPs of the compressed model."""
     whole = original(model, "eager")
-    return apply(whole, nearest(whole, Tome, flops(model).gflops)[0])
+    return compress(whole, nearest(whole, Tome, flops(model).gflops)[0])
 
 
 VARIANTS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {
@@ -268,4 +269,4 @@ def with_all_kept(model: nn.Module) -> nn.Module:
 
 
 def _grids(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    return tuple(layout.grid for layout in adapter_for(model).layouts(model))
+    return tuple(layout.grid for layout in host_of(model).layouts())

@@ -1,20 +1,41 @@
 """A plain transformer block, rewritten for inference: normalise, attend, add; normalise, MLP, add, and nothing else.
 
-A host's block is taken apart into `PlainParts` and put together again, whole or in halves, in one of two forms:
-`eager` for eager PyTorch, `graph` for graphs and for blocks of which only some tokens are read.
+A host says in `PlainParts` what a block is made of; here it is put together again, whole or in halves, in one of two
+forms: `eager` for eager PyTorch, `graph` for graphs and for blocks of which only some tokens are read.
 """
 
-from torch import nn
+from typing import Literal
 
-from pmvit.hosts.host import Run
+from torch import Tensor, nn
+
+from pmvit.config.inference import Target
 from pmvit.hosts.parts import PlainMlp, PlainParts
 from pmvit.runtime.blocks.eager import FlatAttention, FlatBlock, FlatMlp
 from pmvit.runtime.blocks.graph import PartialAttention, PartialBlock, PartialMlp
 
+Half = Literal["attention", "mlp"]  # of a block, each with what normalises before it and the addition after it
 
-def inference_block(parts: PlainParts, run: Run) -> nn.Module:
-    """The form of a block or of one half that is cheapest where it runs."""
-    num_tokens, num_outputs, bias, target, inplace, half = run
+
+def inference_block(
+    parts: PlainParts,
+    num_tokens: int,
+    num_outputs: int,
+    bias: Tensor | None,
+    target: Target,
+    inplace: bool,
+    half: Half | None = None,
+) -> nn.Module:
+    """The form of a block or of one half that is cheapest where it runs.
+
+    Args:
+        parts: What the block is made of.
+        num_tokens: How many tokens it gets.
+        num_outputs: How many of the first ones it computes, with keys and values of all.
+        bias: To add to the attention scores of each token, if any.
+        target: What is to run it.
+        inplace: It may write to its input.
+        half: Only this half of it; its MLP computes every token it gets.
+    """
     attention_is_usual = isinstance(parts.norm1, nn.LayerNorm) and not parts.norms_heads
     mlp_is_usual = isinstance(parts.norm2, nn.LayerNorm) and isinstance(parts.mlp, PlainMlp)
     is_usual = (attention_is_usual or half == "mlp") and (mlp_is_usual or half == "attention")

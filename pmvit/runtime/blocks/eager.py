@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pmvit.hosts.parts import PlainParts, check_images_alone
+from pmvit.hosts.parts import PlainParts
 from pmvit.runtime.blocks import packed
+from pmvit.runtime.blocks.fold import check_images_alone, fused_qkv, output_layer, scaled_mlp
 
 
 class Flat(packed.Packable):
@@ -37,7 +38,7 @@ class Flat(packed.Packable):
         self.num_outputs = self.num_tokens = num_tokens
         self.heads = parts.heads
         self.scale = parts.scale
-        self.width = (parts.output.out_features,)
+        self.width = (parts.projection.out_features,)
         self.epsilons = tuple(getattr(norm, "eps", 0.0) for norm in (parts.norm1, parts.norm2))
         for name, layer in layers.items():
             self.register_parameter(f"{name}_weight", layer.weight)
@@ -65,7 +66,7 @@ class Flat(packed.Packable):
 
 
 def _mlp_layers(parts: PlainParts) -> dict[str, Any]:
-    mlp: Any = parts.mlp
+    mlp: Any = scaled_mlp(parts)
     return {"norm2": parts.norm2, "expand": mlp.expand, "contract": mlp.contract}
 
 
@@ -82,7 +83,7 @@ class FlatAttention(Flat):
         inplace: bool,
         others: dict[str, Any] | None = None,
     ) -> None:
-        layers = {"norm1": parts.norm1, "qkv": parts.qkv, "output": parts.output}
+        layers = {"norm1": parts.norm1, "qkv": fused_qkv(parts), "output": output_layer(parts)}
         super().__init__(parts, num_tokens, inplace, {**layers, **(others or {})})
         # Written out in full, it costs fused attention less than one row that is repeated.
         bias = None if bias is None else bias.expand(1, 1, num_tokens, num_tokens).contiguous()

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.hosts.parts import PlainParts, check_images_alone, linear, split_projections
+from pmvit.hosts.parts import PlainParts
+from pmvit.runtime.blocks.fold import check_images_alone, linear, scaled_mlp, split_projections
 
 
 class PartialAttention(nn.Module):
@@ -45,7 +46,7 @@ class PartialMlp(nn.Module):
 
     def __init__(self, parts: PlainParts, num_tokens: int) -> None:
         super().__init__()
-        self.norm2, self.mlp = parts.norm2, parts.mlp
+        self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
         self.num_outputs = self.num_tokens = num_tokens
 
     def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
@@ -62,7 +63,7 @@ class PartialBlock(PartialAttention):
         self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
     ) -> None:
         super().__init__(parts, num_tokens, num_outputs, bias, explicit)
-        self.norm2, self.mlp = parts.norm2, parts.mlp
+        self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
 
     def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
         check_images_alone(arguments)
@@ -73,11 +74,7 @@ class PartialBlock(PartialAttention):
 
 class SplitAttention(nn.Module):
     """Attention for graphs: query, key and value are projected apart, so that no runtime has to take them out of one
-    tensor again, and what can be folded into weights is.
-
-    The scale of the scores goes into the query's weights. The bias of the keys adds the same to all scores of a query,
-    which changes no softmax, and is left out. That of the values adds the same to every output, for the weights of
-    attention sum to one: it goes into the output projection.
+    tensor again, and what can be folded into weights is (see `split_projections`).
     """
 
     bias: Tensor | None
@@ -92,9 +89,7 @@ class SplitAttention(nn.Module):
         self.explicit = explicit
         self.query_norm, self.key_norm = parts.query_norm, parts.key_norm
         self.late_scale = parts.scale if parts.norms_heads else None
-        query, key, value, self.output = split_projections(parts, 1.0 if parts.norms_heads else parts.scale)
-        key_bias = parts.qkv.bias.chunk(3)[1] if parts.norms_heads and parts.qkv.bias is not None else None
-        self.query, self.key, self.value = query, linear(key, key_bias), linear(value, None)
+        self.query, self.key, self.value, self.output = split_projections(parts)
         self.register_buffer("bias", None if bias is None else bias[None, None, None], persistent=False)
 
     def forward(self, normed: Tensor) -> Tensor:
@@ -137,17 +132,17 @@ class FewQueries(nn.Module):
         super().__init__()
         self.num_tokens = num_tokens
         self.num_outputs = num_outputs
-        self.query, key, value, self.output = split_projections(parts, parts.scale)
-        self.key, self.value = linear(key.T, None), linear(value, None)
+        self.query, key, self.value, self.output = split_projections(parts)
+        self.key = linear(key.weight.T, None)
         num_heads, size = parts.heads
-        mask = torch.eye(num_heads, dtype=key.dtype, device=key.device).repeat_interleave(size, dim=1)
+        mask = torch.eye(num_heads).to(key.weight).repeat_interleave(size, dim=1)
         self.register_buffer("mask", mask[:, None], persistent=False)
         self.register_buffer("bias", None if bias is None else bias[None, None], persistent=False)
 
     @staticmethod
     def is_cheaper(parts: PlainParts, num_tokens: int, num_outputs: int) -> bool:
         """Whether it multiplies less than half of what keys and values of all tokens would take."""
-        asking, width = parts.heads[0] * num_outputs, parts.output.in_features
+        asking, width = parts.heads[0] * num_outputs, parts.projection.in_features
         return not parts.norms_heads and asking * (width + num_tokens) <= num_tokens * width / 2
 
     def forward(self, normed: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmvit.data.batches import unpack
 from pmvit.errors import PmvitError
 from pmvit.files import check_writable, make_shared
-from pmvit.hosts import adapter_for
+from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode
 from pmvit.hosts.outputs import as_module, logits_of
 from pmvit.runtime.export.quantize import QUANTIZERS
@@ -150,7 +150,7 @@ def _runtime(path: Path, to: str | None) -> Runtime:
 
 def _first_images(model: nn.Module, images: Tensor | Iterable[Any] | None, count: int) -> Tensor:
     """So many images, prepared for the model."""
-    size = adapter_for(model).input_size(model)
+    size = host_of(model).input_size()
     if images is None:
         return built_in_images(size, count)
     if not isinstance(images, Tensor):

@@ -1,0 +1,95 @@
+"""What a compressed model is made of: blocks that hold the model's own, and one record of what was done."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TrainingPass:
+    """One pass of a model while training, as wrapped blocks may learn from it.
+
+    Attributes:
+        images: As the model got them.
+        logits: What it made of them.
+        wanted: The class that each image should have: its label, or what the teacher says.
+    """
+
+    images: Tensor
+    logits: Tensor
+    wanted: Tensor
+
+
+class WrappedBlock(nn.Module):
+    """Takes the place of a transformer block and runs it its own way; `block` is the block as it was."""
+
+    block: nn.Module
+
+    def extra_loss(self, model: nn.Module, last: TrainingPass | None) -> Tensor | None:
+        """What the last pass of the model while training adds to the loss, once; `None` for nothing."""
+        return None
+
+
+def extra_loss(model: nn.Module, last: TrainingPass | None = None) -> Tensor | None:
+    """What the wrapped blocks of a model add to the loss after a pass while training; `None` for nothing."""
+    blocks = [module for module in model.modules() if isinstance(module, WrappedBlock)]
+    losses = [loss for block in blocks if (loss := block.extra_loss(model, last)) is not None]
+    return torch.stack(losses).sum() if losses else None
+
+
+class Recipe(Protocol):
+    """What `compress` takes: a plan, or a method of `pmvit.methods`; JSON data.
+
+    Attributes:
+        kind: The name of its kind in saved models, which hold it in `<kind>.json`.
+        title: What to call it in texts.
+    """
+
+    kind: ClassVar[str]
+    title: ClassVar[str]
+
+    def to_json(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Original:
+    """The model that was compressed, to find it again when its weights have been trained since.
+
+    Attributes:
+        fingerprint: Of its weights (`pmvit.fingerprint`); `None` in models that version 0.1 saved.
+        source: What it was opened from, as `create_model` takes it, if known.
+        weights: The file that its weights were read from, if there was one.
+        arguments: What else `create_model` got.
+        saved: Models that pmvit saved on the way from it, first to last; they may still hold its weights.
+    """
+
+    fingerprint: str | None
+    source: str | None = None
+    weights: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    saved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What was done to a model; `compress` leaves it on the model as `model.compression`.
+
+    Attributes:
+        what: The plan or the method.
+        learn: What fine-tuning may change of the matrices of a plan.
+        changes: Attributes of host modules that were changed: the module, the name, and what it was before.
+        original: The model as it was.
+    """
+
+    what: Recipe
+    learn: Literal["group", "dense"]
+    changes: tuple[tuple[nn.Module, str, Any], ...]
+    original: Original
+
+
+def compression_of(model: nn.Module) -> Compression | None:
+    """What was done to the model, `None` if it is not compressed."""
+    found = getattr(model, "compression", None)
+    return found if isinstance(found, Compression) else None

@@ -1,0 +1,124 @@
+"""Saving checks once and then only writes; versions are told apart; nothing is written that cannot be loaded."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+import pmvit
+from pmvit.config import PlanConfig
+from pmvit.hosts.timm.model import TimmModel
+from pmvit.saving import check_savable
+from tests.helpers import QUIET, compressed, make_pictures, small_plan, small_vit, tome
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return found
+
+
+def relu_vit() -> nn.Module:
+    """Its shapes do not tell that it was made with another activation."""
+    return small_vit(act_layer="relu")
+
+
+def test_a_model_is_built_again_once_and_not_at_every_save(tmp_path: Path) -> None:
+    small = compressed()
+    with patch.object(TimmModel, "build", autospec=True, side_effect=TimmModel.build) as build:
+        check_savable(small)
+        builds = build.call_count
+        assert builds > 0
+        for number in range(3):
+            with torch.no_grad():
+                small.head.weight.add_(0.1)
+            pmvit.save(small, tmp_path / str(number))
+        assert build.call_count == builds
+    assert torch.equal(pmvit.load(tmp_path / "2").head.weight, small.head.weight)
+    assert not torch.equal(pmvit.load(tmp_path / "1").head.weight, small.head.weight)
+
+
+def test_a_model_that_changed_since_it_was_checked_is_checked_again(tmp_path: Path) -> None:
+    small: Any = compressed()
+    pmvit.save(small, tmp_path / "out")
+    small.pretrained_cfg["crop_pct"] = 0.5
+    pmvit.save(small, tmp_path / "out")
+    assert pmvit.load(tmp_path / "out").pretrained_cfg["crop_pct"] == 0.5
+    small.blocks[1].block.mlp.act = nn.ReLU()
+    with pytest.raises(pmvit.PmvitError, match="gives another output than this model"):
+        pmvit.save(small, tmp_path / "out")
+    check_savable(pmvit.load(tmp_path / "out"))  # what was there is whole
+
+
+def test_arguments_are_remembered(tmp_path: Path) -> None:
+    model = relu_vit()
+    check_savable(model, {"act_layer": "relu"})
+    pmvit.save(model, tmp_path / "out")
+    image = torch.randn(1, 3, 96, 96)
+    with torch.inference_mode():
+        assert torch.equal(pmvit.load(tmp_path / "out")(image), model(image))
+
+
+def test_a_model_that_cannot_be_saved_is_refused_before_the_work(tmp_path: Path) -> None:
+    model = relu_vit()
+    small = pmvit.compress(model, small_plan(model))
+    nothing: Any = ()  # no image is looked at
+    for work in (pmvit.finetune, pmvit.calibrate):
+        images = {"train": nothing} if work is pmvit.finetune else {"data": nothing}
+        with pytest.raises(pmvit.PmvitError, match="gives another output than this model"):
+            work(small, output=tmp_path / "out", **images, **QUIET)
+    pictures = str(make_pictures(tmp_path / "pictures", 14))
+    with pytest.raises(pmvit.PmvitError, match="gives another output than this model"):
+        pmvit.run(model, train=pictures, val=pictures, output=tmp_path / "out", plan_config=PlanConfig(keep=0.5))
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_say_what_they_are_in_words_that_last(tmp_path: Path) -> None:
+    pmvit.save(compressed(), tmp_path / "plan")
+    pmvit.save(tome(small_vit(), 4), tmp_path / "method")
+    pmvit.save(small_vit(), tmp_path / "original")
+    for name, kind in (("plan", "plan"), ("method", "method"), ("original", None)):
+        config = config_of(tmp_path / name)
+        assert (config["version"], config["host"]) == (2, "timm-vit")
+        assert (config["compression"] or {}).get("kind") == kind
+        files = {path.name for path in (tmp_path / name).iterdir()}
+        assert files == {"model.safetensors", "config.json", "README.md", *([] if kind is None else [f"{kind}.json"])}
+    assert json.loads((tmp_path / "method" / "method.json").read_text())["name"] == "tome"
+
+
+def test_version_1_becomes_version_2_when_it_is_saved_again(tmp_path: Path) -> None:
+    for name in ("saved_model", "saved_method", "saved_original"):
+        before = config_of(FIXTURES / name)
+        pmvit.save(pmvit.load(FIXTURES / name), tmp_path / name)
+        after = config_of(tmp_path / name)
+        assert (before["version"], after["version"]) == (1, 2)
+        assert before["model"] == after["model"]
+        assert before["sha256"]["model.safetensors"] == after["sha256"]["model.safetensors"]
+
+
+def test_options_that_have_another_name_now_are_read(tmp_path: Path) -> None:
+    blocks = tuple(2 if patch % 3 else 1 for patch in range(36))
+    small = pmvit.compress(small_vit(), pmvit.methods.PsVit(0.5, blocks))
+    pmvit.save(small, tmp_path / "out")
+    text = (tmp_path / "out" / "method.json").read_text()
+    (tmp_path / "out" / "method.json").write_text(text.replace("blocks_per_patch", "lives"))
+    config = config_of(tmp_path / "out")
+    config["sha256"]["method.json"] = hashlib.sha256((tmp_path / "out" / "method.json").read_bytes()).hexdigest()
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    assert pmvit.load(tmp_path / "out").compression.what == small.compression.what
+
+
+def test_kinds_and_versions_that_are_not_there_yet_are_refused(tmp_path: Path) -> None:
+    pmvit.save(compressed(), tmp_path / "out")
+    shutil.copytree(tmp_path / "out", tmp_path / "later")
+    config = config_of(tmp_path / "later")
+    (tmp_path / "later" / "config.json").write_text(json.dumps({**config, "version": 3}))
+    with pytest.raises(pmvit.PmvitError, match="expected version 2 of pmvit-model, got 3: a newer pmvit wrote it"):
+        pmvit.load(tmp_path / "later")
