@@ -145,7 +145,7 @@ def test_scores_load_and_are_written_alike(name: str, tmp_path: Path) -> None:
     assert [scores.of(layer).tolist() for layer in range(len(scores.values))] == written["values"]
     for field in ("num_prefix", "iterations", "images", "model", "data"):
         assert getattr(scores, field) == written[field]
-    assert asdict(scores.config) == written["config"]
+    assert asdict(scores.config) == {**written["config"], "limit": None}
     assert json.loads(json.dumps(asdict(scores.cost))) == written["cost"]
     scores.save(tmp_path / name)
     again = pmvit.Scores.load(tmp_path / name)
@@ -172,10 +172,11 @@ def test_partial_scores_are_gone_on_from(folder: Path) -> None:
 def test_prices_load_and_are_written_alike(tmp_path: Path) -> None:
     prices, written = pmvit.MergeCosts.load(FIXTURES / "prices.json"), document("prices.json")
     assert [list(merge) for merge in prices.merges] == written["merges"]
-    assert asdict(prices.config) == written["config"]
+    config = {**written["config"], "limit": written["config"]["images"]}
+    assert {**asdict(prices.config), "images": prices.config.limit} == config
     assert (prices.images, prices.data, list(prices.grid)) == (12, written["data"], written["grid"])
-    prices.save(tmp_path / "prices.json")
-    assert pmvit.MergeCosts.load(tmp_path / "prices.json") == prices
+    prices.save(tmp_path / "merge_costs.json")
+    assert pmvit.MergeCosts.load(tmp_path / "merge_costs.json") == prices
 
 
 def test_fingerprints_stay_the_same() -> None:

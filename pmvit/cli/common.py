@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pmvit.card import CardDetails
     from pmvit.config import MeasureOptions
-    from pmvit.data.folder import Broken
+    from pmvit.data.folder import Broken, FolderLoader
     from pmvit.measuring import MergeCosts, Scores
     from pmvit.planning import Plan
 
@@ -161,6 +161,20 @@ def measured_on(
         fail(f"stopped; the same command{goes_on}", code=130)
     print_broken(broken)
     return found
+
+
+def open_images(
+    model: "nn.Module", data: str, reading: Reading, limit: int | None, *, strict: bool = False
+) -> "FolderLoader":
+    """Images to evaluate on, some of all if there is a limit: in batches, or whole with the masks that they have."""
+    from pmvit.data.segmentation import has_masks
+    from pmvit.hosts import host_of
+    from pmvit.loading import open_loader
+
+    how: dict[str, Any] = {**asdict(reading), "limit": limit, "shuffle": limit is not None, "strict": strict}
+    if host_of(model).outputs().pixel_classes is not None:
+        how |= {"labels": has_masks(data), "whole": has_masks(data), "split": "val"}
+    return open_loader(model, data, **how)
 
 
 def print_broken(broken: "Broken", **options: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pmvit.cli import options as opt
-from pmvit.cli.common import app, measured_on, names_in, open_model, refuse
+from pmvit.cli.common import app, measured_on, names_in, open_images, open_model, refuse
 from pmvit.cli.completion import BENCHMARKED, METHODS, some_of
 from pmvit.cli.screen import console, print_json
 from pmvit.config import MergeCostConfig, ScoreConfig
@@ -60,35 +60,26 @@ def compare(
 ) -> None:
     """Put methods side by side at equal measured GFLOPs, untrained: accuracy, agreement, speed, export."""
     import pmvit
-    from pmvit.data.segmentation import has_masks
-    from pmvit.hosts import host_of
-    from pmvit.loading import open_loader
 
     if measure_data is None or scores is not None:
         refuse(options, SCORE_OPTIONS, "nothing is scored: expected with --measure-data and without --scores")
     network = open_model(model, opt.made(opt.ModelOptions, options), device)
     names = None if methods == "all" else names_in(methods)
     reading = opt.made(opt.Reading, options)
-    how: dict[str, Any] = {"workers": reading.workers, "shuffle": limit is not None, "limit": limit}
-    if host_of(network).outputs().pixel_classes is None:
-        shown = open_loader(network, data, batch_size=reading.batch_size, **how)
-    else:
-        how |= {"split": "val", "first_label": reading.first_label}
-        shown = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **how)
     config = ScoreConfig(**opt.given(options, ScoreConfig))
     evidence = _evidence(network, scores, merge_costs, measure_data, names, output or Path(), config, reading)
     if names is None and (missing := [name for name, found in evidence.items() if found is None]):
         console.print(f"what needs {', '.join(missing)} is left out: give --measure-data", style="yellow")
     result = pmvit.compare(
         network,
-        shown,
+        open_images(network, data, reading, limit),
         gflops=[_budget(text) for text in names_in(gflops)],
         methods=names,
         **evidence,
         others={str(path): pmvit.load(path) for path in given_models or ()},
         exports=exports,
         runtimes=[] if runtime == "none" else names_in(runtime),
-        batches=opt.whole_numbers("--batch", [batch]),
+        batches=opt.batch_sizes(batch),
         rounds=rounds,
         threads=threads,
     )

@@ -93,7 +93,7 @@ def benchmark(
     from pmvit.runtime.bench.run import overhead
 
     network = pmvit.load(model, device=device)
-    sizes = opt.whole_numbers("--batch", [batch])
+    sizes = opt.batch_sizes(batch)
     if in_place:
         chosen = {"against": against, "runtime": runtime, "memory": memory}
         refuse(chosen, chosen, "not beside --overhead, which has one runtime and its own variants")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pmvit.cli import options as opt
-from pmvit.cli.common import app, print_broken
+from pmvit.cli.common import app, open_images, print_broken
 from pmvit.cli.screen import console, print_json
 from pmvit.errors import PmvitError
 
@@ -34,24 +34,19 @@ def evaluate(
 
     import pmvit
     from pmvit.compression import compression_of
-    from pmvit.data.segmentation import has_masks
     from pmvit.evaluation.segmentation import evaluate_segmentation
     from pmvit.hosts import host_of
-    from pmvit.loading import open_loader
 
     reading = opt.made(opt.Reading, options)
-    how: dict[str, Any] = {"workers": reading.workers, "strict": strict, "limit": limit, "shuffle": limit is not None}
     network = pmvit.load(model, device=device)
+    loader = open_images(network, data, reading, limit, strict=strict)
     original = pmvit.decompress(copy.deepcopy(network)) if compression_of(network) is not None else None
     if host_of(network).outputs().pixel_classes is not None:
-        how |= {"split": "val", "first_label": reading.first_label}
-        masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **how)
-        found = evaluate_segmentation(network, masks, reference=original, stride=stride, batch_size=reading.batch_size)
-        _show_segmentation(found, masks, model, as_json)
+        found = evaluate_segmentation(network, loader, reference=original, stride=stride, batch_size=reading.batch_size)
+        _show_segmentation(found, loader, model, as_json)
         return
-    if stride is not None or reading.first_label is not None:
-        raise PmvitError(f"stride and first_label are for models that label pixels; {model} does not")
-    loader = open_loader(network, data, batch_size=reading.batch_size, **how)
+    if stride is not None:
+        raise PmvitError(f"--stride: expected for models that label pixels; {model} does not")
     result = pmvit.evaluate(network, loader, reference=original)
     rows = {
         "top-1": (result.top1, "{:.2%}"),

@@ -38,11 +38,13 @@ def options_of(config: Any, *, but: tuple[str, ...] = (), only: tuple[str, ...] 
     kind = config if isinstance(config, type) else type(config)
     texts, result = attribute_texts(kind), {}
     for field in fields(kind):
-        if field.name in (only or texts) and field.name not in but:
+        if field.name in (only or [field.name]) and field.name not in but:
             default = field.default if config is kind else getattr(config, field.name)
             asked, shown = _asked(field.type), _shown(field, default)
             metavar = "<text>" if asked == list[str] else None
-            option = typer.Option("/".join(_flags(field)), help=texts[field.name], show_default=shown, metavar=metavar)
+            option = typer.Option(
+                "/".join(_flags(field)), help=texts.get(field.name), show_default=shown, metavar=metavar
+            )
             result[_parameter(field)] = Annotated[asked | None, option]
     return result
 
@@ -94,11 +96,19 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def whole_numbers(option: str, texts: list[str]) -> tuple[int, ...]:
-    """Numbers of blocks, batch sizes and the like, each a text or several with commas; `none` alone is none."""
+    """Numbers of blocks and the like, each a text or several with commas; `none` alone is none."""
     try:
         return () if texts == ["none"] else tuple(int(part) for text in texts for part in text.split(","))
     except ValueError:
         raise PmvitError(f"{option}: expected whole numbers, or none alone; got {' '.join(texts)}") from None
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Batch sizes that were given with commas."""
+    sizes = whole_numbers("--batch", [text])
+    if not sizes or min(sizes) < 1:
+        raise PmvitError(f"--batch: expected batch sizes with commas, as in 1,16; got {text!r}")
+    return sizes
 
 
 def with_options(*groups: Any) -> Callable[[Command], Command]:

@@ -14,10 +14,10 @@ from pmvit.fingerprint import fingerprint
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
-from pmvit.measuring.cost_recorder import EffectRecorder, Place
+from pmvit.measuring.cost_recorder import BlockPart, EffectRecorder
 from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
 from pmvit.measuring.merge_costs import HALVES, MergeCosts
-from pmvit.measuring.merging import Clusters, Step, mirrored, neighbours, order_merges
+from pmvit.measuring.merging import BlockMerges, Clusters, mirrored, neighbours, order_merges
 from pmvit.progress import Bar
 from pmvit.wrapping import compression_of
 
@@ -59,9 +59,9 @@ def measure_merge_costs(
     near = torch.ones(2 * (layout.num_patches,), dtype=torch.bool)
     if config.groups == "neighbours":
         near = neighbours(layout.grid)
-    places, effects = _effects(model, batches, config, progress)
-    steps = [Step(*place, Clusters(effects.pop(0), near), _cost(cost, place)) for place in places]
-    merges = order_merges(steps, layout.num_prefix, early=config.early, nested=config.nested)
+    parts, effects = _effects(model, batches, config, progress)
+    merging = [BlockMerges(*part, Clusters(effects.pop(0), near), _cost(cost, part)) for part in parts]
+    merges = order_merges(merging, layout.num_prefix, early=config.early, nested=config.nested)
     return MergeCosts(
         merges=tuple(merges),
         grid=layout.grid,
@@ -95,22 +95,22 @@ def probe(output: Tensor, is_logits: bool, generator: torch.Generator) -> Tensor
     return direction - probabilities * direction.sum(-1, keepdim=True)
 
 
-def _cost(cost: ModelCost, place: Place) -> BlockCost:
+def _cost(cost: ModelCost, part: BlockPart) -> BlockCost:
     """What the multiply-accumulates of a block or of one of its halves are."""
-    block, part = place
-    return cost.blocks[block] if part == "block" else cost.blocks[block].halves()[HALVES.index(part)]
+    block, half = part
+    return cost.blocks[block] if half == "block" else cost.blocks[block].halves()[HALVES.index(half)]
 
 
 def _effects(
     model: nn.Module, batches: list[Tensor], config: MergeCostConfig, progress: bool
-) -> tuple[list[Place], list[Tensor]]:
+) -> tuple[list[BlockPart], list[Tensor]]:
     """Random combinations of the `E` of all images, for each block or half of one: (rows, patches, patches)."""
     host = host_of(model)
     layout = host.layout
     blocks = [model.get_submodule(name) for name in host.block_names()]
-    parts = [host.part_names(block).mlp if config.parts == "split" else None for block in blocks]
+    mlps = [host.part_names(block).mlp if config.parts == "split" else None for block in blocks]
     norms = [
-        None if names is None else block.get_submodule(names[0]) for block, names in zip(blocks, parts, strict=True)
+        None if names is None else block.get_submodule(names[0]) for block, names in zip(blocks, mlps, strict=True)
     ]
     generator = torch.Generator().manual_seed(config.seed)
     is_logits = host.outputs().gives_logits
@@ -120,27 +120,27 @@ def _effects(
         states.enter_context(host.observed())
         recorder = EffectRecorder(blocks, layout, norms)
         states.callback(recorder.remove_hooks)
-        places = recorder.places()
-        rows = max(min(int(config.memory * 1e9 / (8 * len(places) * layout.num_patches**2)), ROWS), 1)
+        parts = recorder.block_parts()
+        rows = max(min(int(config.memory * 1e9 / (8 * len(parts) * layout.num_patches**2)), ROWS), 1)
         scale = (sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
-        sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in places]
+        sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in parts]
         bar = states.enter_context(Bar("measure", len(batches), show=progress))
         for images in batches:
             with torch.inference_mode(False), torch.enable_grad():
                 with recorder:
                     output = predict(model, images.to(next(model.parameters()).device))
                 (probe(output, is_logits, generator) * output).sum().backward()
-            for place, total, kinds in zip(places, sums, recorder.collect(), strict=True):
+            for part, total, kinds in zip(parts, sums, recorder.collect(), strict=True):
                 effect = kinds.flatten(0, 1)
                 if not torch.isfinite(effect).all():
                     raise PmvitError(
-                        f"block {place[0]}: what is measured is not finite: are the logits of these images finite?"
+                        f"block {part[0]}: what is measured is not finite: are the logits of these images finite?"
                     )
                 add_combinations(total, effect, scale, generator)
                 if config.mirror:
                     add_combinations(total, mirrored(effect, layout.grid), scale, generator)
             bar.advance()
-    return places, sums
+    return parts, sums
 
 
 def add_combinations(total: Tensor, effect: Tensor, scale: float, generator: torch.Generator) -> None:

@@ -17,7 +17,7 @@ from pmvit.prune_merge import PRUNED
 
 FORMAT, VERSION = "pmvit-plan", 1
 
-State = Literal["kept", "merged", "pruned"]
+TokenState = Literal["kept", "merged", "pruned"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class LayerPlan:
                 result[group].append(token)
         return result
 
-    def states(self) -> list[State]:
+    def states(self) -> list[TokenState]:
         """What becomes of each token."""
         centres = set(self.centres)
         return [

@@ -11,7 +11,7 @@ from pmvit.errors import PmvitError
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.measuring import Scores
 from pmvit.planning import LayerPlan, Plan
-from pmvit.planning.plan import State
+from pmvit.planning.plan import TokenState
 from pmvit.prune_merge import PRUNED, PruneMerge
 
 
@@ -56,7 +56,7 @@ class BlockDescription(TypedDict):
     kept_in_mlp: int
     merged: int
     pruned: int
-    states: list[State]
+    states: list[TokenState]
     groups: list[int]
     centres: list[int]
     weights: list[float]

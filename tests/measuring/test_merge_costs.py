@@ -17,7 +17,7 @@ from pmvit.measuring import Merge
 from pmvit.measuring.cost_recorder import EffectRecorder
 from pmvit.measuring.cost_run import add_combinations, probe
 from pmvit.measuring.flops import BlockCost
-from pmvit.measuring.merging import Clusters, Step, mirrored, neighbours, order_merges
+from pmvit.measuring.merging import BlockMerges, Clusters, mirrored, neighbours, order_merges
 from pmvit.planning import predicted_macs
 from pmvit.planning.measured import merged_layer
 from tests.helpers import small_vit
@@ -45,7 +45,8 @@ def ordered(*effects: Tensor, near: Tensor | None = None, early: float = 1.0, ne
     """The merges of blocks with these effects, all of which cost the same a token."""
     near = torch.ones(effects[0].shape[1:], dtype=torch.bool) if near is None else near
     steps = [
-        Step(number, "block", Clusters(each, near), BlockCost(1000, 0, 0, 1)) for number, each in enumerate(effects)
+        BlockMerges(number, "block", Clusters(each, near), BlockCost(1000, 0, 0, 1))
+        for number, each in enumerate(effects)
     ]
     return list(order_merges(steps, 0, early=early, nested=nested))
 
@@ -63,7 +64,7 @@ def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
     with recorder:
         output = model(images)
     (direction * output).sum().backward()
-    effects = dict(zip(recorder.places(), recorder.collect(), strict=True))
+    effects = dict(zip(recorder.block_parts(), recorder.collect(), strict=True))
     keys, others = effects[1, "attention" if is_split else "block"][:, 0]
     recorder.remove_hooks()
     step, token, other = 1e-6, 4, 9
