@@ -20,7 +20,9 @@ from torch import nn
 
 import pmvit
 from pmvit.config import PAPER
-from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.data.loaders import ImageLoader, create_loader
+from pmvit.data.sources import open_source
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
@@ -48,13 +50,13 @@ def deit_tiny() -> nn.Module:
     )
 
 
-def real_images(model: nn.Module) -> FolderLoader | None:
+def real_images(model: nn.Module) -> ImageLoader | None:
     """Images to measure on, 32 a batch, if there are any."""
     folder = DATA / "imagenet" / "train"
     if not folder.is_dir():
         return None
     config = host_of(model).data_config()
-    return image_folder(folder, config, num_classes=1000, batch_size=32, shuffle=True)
+    return create_loader(open_source(folder, 1000), config, batch_size=32, shuffle=True)
 
 
 def scores_of(model: nn.Module) -> pmvit.Scores:
@@ -104,7 +106,7 @@ def bench_scoring(rounds: int) -> list[Row]:
     memory = {name: peak_memory(name) for name in STEPS}
     share = memory["score"] / memory["train"]
     return [
-        row("scoring step / training step, time, DeiT-Tiny", "at most 1.10", ratio.median, ratio.low, ratio.high),
+        row("scoring step / training step, time, DeiT-Tiny", "at most 1.10", *ratio),
         row("scoring step / training step, peak memory", "at most 1.05", share, share, share),
     ]
 
@@ -139,8 +141,8 @@ def bench_speed(number: int, rounds: int) -> Row:
     images = torch.randn(BATCH, 3, 224, 224)
     ratio = speedup(compare({"original": model, "compressed": small}, images, rounds), "compressed", "original")
     flops_ratio = pmvit.flops(model).macs / pmvit.flops(small).macs
-    label = f"{name}, batch {BATCH}, {what}: speed (FLOPs ratio {flops_ratio:.2f})"
-    return row(label, target, ratio.median, ratio.low, ratio.high)
+    label = f"{name}, batch {BATCH}, {what}: speed (FLOPs ratio {format_number(flops_ratio, '.2f')})"
+    return row(label, target, *ratio)
 
 
 TINY, SMALL = "deit_tiny_patch16_224", "deit_small_patch16_224"
@@ -186,8 +188,8 @@ def markdown(rows: list[Row]) -> str:
         "|---|---|---|---|---|",
     ]
     for r in rows:
-        interval = f"{r['low']:.3f} ... {r['high']:.3f}"
-        lines.append(f"| {r['what']} | {r['value']:.3f} | {interval} | {r['target'] or '-'} | {verdict(r)} |")
+        value, low, high = (format_number(r[name], ".3f") for name in ("value", "low", "high"))
+        lines.append(f"| {r['what']} | {value} | {low} ... {high} | {r['target'] or '-'} | {verdict(r)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -17,8 +17,9 @@ from torch import nn
 
 import pmvit
 from benchmarks.__main__ import deit_tiny, prices_of
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
-from pmvit.runtime.bench.timing import Ratio
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
@@ -94,7 +95,7 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
     for place, found in by_place.items():
         if "bound" in found:
             ratio = found["original"]["gflops"] / found["compressed"]["gflops"]
-            cells = [str(value) for value in place] + [f"{ratio:.2f}x"]
+            cells = [str(value) for value in place] + [f"{format_number(ratio, '.2f')}x"]
             cells += [_ratio(found.get(name), "speedup") for name in ("compressed", "optimized", "bound")]
             cells += [_ratio(found[name], "of_bound") for name in ("compressed", "optimized")]
             lines.append(f"| {' | '.join(cells)} | {_ratio(found.get('original-optimized'), 'speedup')} |")
@@ -115,7 +116,8 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
             product = (
                 parts[0]["speedup"][0] * parts[1]["speedup"][0] if all(part["speedup"] for part in parts) else None
             )
-            cells = [_ratio(part, "speedup") for part in parts] + [f"{product:.2f}x" if product else "-"]
+            cells = [_ratio(part, "speedup") for part in parts]
+            cells.append(f"{format_number(product, '.2f')}x" if product else "-")
             lines.append(f"| {runtime} (DeiT-Tiny, keep 0.6, batch 1) | {' | '.join(cells)} |")
     lines += ["", "## By batch size: DeiT-Tiny at keep 0.6, optimised", ""]
     batches = sorted({place[3] for place, found in by_place.items() if found})
@@ -129,7 +131,7 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
 def _ratio(row: Row | None, field: str) -> str:
     if row is None:
         return "-"
-    return str(Ratio(*row[field])) if row[field] is not None else "does not run"
+    return str(Estimate(*row[field])) if row[field] is not None else "does not run"
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ from torch import nn
 import pmvit
 from pmvit._system import keep_freed_memory
 from pmvit.config import FinetuneConfig
-from pmvit.data.training import BatchTransform, TrainingBatch, TrainingData
+from pmvit.data.training import TrainingBatch, TrainingData
+from pmvit.data.transforms import BatchTransform
+from pmvit.evaluation.bootstrap import bootstrap, mean
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
-from pmvit.runtime.bench.timing import bootstrap
 from pmvit.training.loss import finetune_loss
 from pmvit.training.matrices import parameter_groups
 from pmvit.training.record import RunRecord
@@ -100,9 +101,10 @@ def images(folder: Path) -> Path:
     return folder / "images"
 
 
-def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
+def ratio_of_sums(times: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
     """How many times longer the loop takes than the bare steps."""
-    return sum(loop for loop, _ in pairs) / sum(bare for _, bare in pairs)
+    loop, bare = mean(times, seconds).unbind(1)
+    return loop / bare
 
 
 def measure(rounds: int) -> dict[str, Any]:
@@ -116,15 +118,12 @@ def measure(rounds: int) -> dict[str, Any]:
         data = training_data(small, images(Path(folder)), CONFIG, (0, 1), None)
         held_up = HeldUp(data, BareSteps(small, model), (rounds + 2) * STEPS)
         config = FinetuneConfig(**{**vars(CONFIG), "epochs": 1})
-        trainer = Trainer(small, model, held_up, config, Accelerator(cpu=True), Path(folder) / "run")
-        try:
-            trainer.start(RunRecord.of(small, model, config, {}))
-            trainer.run(None, progress=False)
-        finally:
-            trainer.close()
+        record = RunRecord.of(small, model, config, {})
+        trainer = Trainer(small, model, held_up, config, Accelerator(cpu=True), record, Path(folder) / "run")
+        trainer.run(None, progress=False)
     times = {what: seconds[2:] for what, seconds in held_up.times.items()}
-    ratio = bootstrap(list(zip(times["loop"], times["bare"], strict=True)), ratio_of_sums)
-    return {"value": ratio.median, "low": ratio.low, "high": ratio.high, "times": times}
+    ratio = bootstrap(torch.tensor([times["loop"], times["bare"]]).T, ratio_of_sums)
+    return {**ratio._asdict(), "times": times}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from experiments.measured_planner import RESULTS as PLANNED
 from experiments.measured_planner import SHARES, Candidates
 from experiments.paired import answers, logits, lost, numbers, with_interval
 from experiments.without_tuning import DATA, MODELS
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -87,7 +88,7 @@ def markdown(rows: list[Row]) -> str:
                         with_interval(lost(row) - lost(before), "+.1f"),
                         with_interval(kl - numbers(before, "kl"), "+.3f"),
                     )
-                spent = f"{row['cpu_seconds'] / 60:.1f} min" if row["cpu_seconds"] else "-"
+                spent = f"{format_number(row['cpu_seconds'] / 60, '.1f')} min" if row["cpu_seconds"] else "-"
                 lines.append(
                     f"| {name} | {share} | {stage} | {spent} | {with_interval(lost(row), '.1f')} | "
                     f"{with_interval(lost(row)[CHOSEN_ON:], '.1f')} | "

@@ -5,20 +5,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pmvit.errors import PmvitError
+from pmvit.evaluation.bootstrap import RESAMPLES, bootstrap, mean
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_text
 
 FOLDER = Path(__file__).parent
-RESAMPLES = 2000
 SEED = 0  # of the order of images, of random scores and of the resampling
 ORIGINAL = "original"
 
@@ -111,37 +113,26 @@ def commit() -> str:
     return f"{found} with changes" if git("status", "--porcelain", "--", "*.py") else found
 
 
-class Interval(NamedTuple):
-    """A mean and its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    def shown(self, form: str, factor: float = 1.0) -> str:
-        mean, low, high = (format(factor * value, form) for value in self)
-        return f"{mean} [{low}, {high}]"
-
-
-def interval(values: Tensor) -> Interval:
+def interval(values: Tensor) -> Estimate:
     """The mean of (images,) or (seeds, images) numbers and its 95 % interval, by resampling images and seeds.
 
     The interval of a difference is that of the differences, image by image: `interval(ours - others)`.
     """
     values = values.double().reshape(-1, values.shape[-1])
-    num_seeds, num_images = values.shape
-    of_seeds = values[:, _drawn(num_images, num_images)].mean(2)
-    means = of_seeds.gather(0, _drawn(num_seeds, num_seeds).T).mean(0)
-    bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = means.quantile(bounds, interpolation="nearest").tolist()
-    return Interval(values.mean().item(), low, high)
-
-
-@cache
-def _drawn(among: int, count: int) -> Tensor:
-    """Which of some are drawn in each resampling: (resamplings, count)."""
     generator = torch.Generator().manual_seed(SEED)
-    return torch.randint(among, (RESAMPLES, count), generator=generator)
+
+    def mean_of_seeds(times: Tensor, images: Tensor) -> Tensor:
+        of_seeds = mean(times, images)
+        if len(times) == 1:  # all of them, once
+            return of_seeds.mean(1)
+        return of_seeds.gather(1, torch.randint(len(values), of_seeds.shape, generator=generator)).mean(1)
+
+    return bootstrap(values.T, mean_of_seeds)
+
+
+def percent(share: float | Tensor) -> str:
+    """A share in a table."""
+    return format_number(float(share), ".1%")
 
 
 def bits(values: Tensor) -> str:
@@ -152,12 +143,6 @@ def bits(values: Tensor) -> str:
 def numbers(rows: Sequence[Row], name: str) -> Tensor:
     """What rows, one a seed, have for each image: (seeds, images)."""
     return torch.tensor([[float(value) for value in row[name]] for row in rows], dtype=torch.float64)
-
-
-def table(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    cells = [titles, ["---"] * len(titles), *lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def page(name: str, title: str, rows: Sequence[Row], text: str, *parts: str) -> str:
@@ -202,21 +187,22 @@ def _comparison(subject: str, found: Mapping[str, list[Row]], paper: Mapping[str
         if variant != against:
             better = correct - numbers(of_seeds[against], "correct")
             farther = kl - numbers(of_seeds[against], "kl")
-            differences = [interval(better).shown("+.1f", 100), interval(farther).shown("+.3f")]
+            differences = [interval(better).text("+.1f", 100), interval(farther).text("+.3f")]
         lines.append(
             [
                 variant,
                 paper[variant],
-                f"{rows[0]['gflops']:.3f}",
-                interval(correct).shown(".1f", 100),
-                interval(correct - original).shown("+.1f", 100),
+                format_number(rows[0]["gflops"], ".3f"),
+                interval(correct).text(".1f", 100),
+                interval(correct - original).text("+.1f", 100),
                 differences[0],
-                interval(kl).shown(".3f"),
+                interval(kl).text(".3f"),
                 differences[1],
             ]
         )
     over = f", {len(seeds)} seeds" if len(seeds) > 1 else ""
-    return f"## {subject}: original {100 * original.mean():.1f}{over}\n\n{table(titles, lines)}"
+    reached = format_number(100 * float(original.mean()), ".1f")
+    return f"## {subject}: original {reached}{over}\n\n{markdown_table(titles, lines)}"
 
 
 def run(

@@ -21,15 +21,19 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.comparison import Compared, Comparison
-from pmvit.comparison.candidates import Evidence, candidate
-from pmvit.comparison.run import tried_export
-from pmvit.evaluation import Evaluation
+from experiments.common import percent
+from pmvit.comparison import Comparison, ComparisonRow
+from pmvit.comparison.making import MethodInputs, make_smaller
+from pmvit.comparison.run import try_export
+from pmvit.errors import PmvitError
+from pmvit.evaluation.bootstrap import bootstrap
+from pmvit.evaluation.classification import Evaluation
 from pmvit.evaluation.classification import measure as measure_images
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model, open_loader
-from pmvit.runtime.bench.timing import Ratio
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 WORK = Path(os.environ.get("PMVIT_WORK", "comparison-work"))
@@ -38,7 +42,6 @@ MODELS = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
 MIDDLE = 0.86
 BUDGETS = (MIDDLE, 0.74, 0.99)  # GFLOPs of the plans that keep 0.7, 0.6 and 0.8 of the tokens
 RUNTIMES = ("eager", "onnxruntime")
-RESAMPLES = 2000
 
 Row = dict[str, Any]
 Batches = list[tuple[Tensor, Tensor]]
@@ -62,7 +65,7 @@ def kept(path: Path, load: Callable[[Path], T], make: Callable[[], T]) -> T:
     return load(path)
 
 
-def evidence(name: str, model: nn.Module) -> Evidence:
+def inputs(name: str, model: nn.Module) -> MethodInputs:
     """Scores, merge costs and images of a model."""
     images = open_loader(model, str(DATA / "imagenet/train"), batch_size=50, shuffle=True)
     scores = kept(
@@ -71,7 +74,7 @@ def evidence(name: str, model: nn.Module) -> Evidence:
     merge_costs = kept(
         WORK / f"{name}.prices.json", pmvit.MergeCosts.load, lambda: pmvit.measure(model, images, method="measured")
     )
-    return Evidence(scores, merge_costs, images)
+    return MethodInputs(scores, merge_costs, images)
 
 
 def evaluate(model: nn.Module, batches: Batches, reference: list[Tensor]) -> dict[str, Tensor]:
@@ -81,30 +84,23 @@ def evaluate(model: nn.Module, batches: Batches, reference: list[Tensor]) -> dic
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def interval(values: Tensor) -> list[float]:
-    """The 95 % bootstrap interval of a mean over images."""
-    draws = torch.randint(len(values), (RESAMPLES, len(values)), generator=torch.Generator().manual_seed(0))
-    ends = values[draws].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=values.dtype))
-    return [float(end) for end in ends]
-
-
-def measured(row: Compared, model: nn.Module, batches: Batches, reference: list[Tensor]) -> Row:
+def measured(row: ComparisonRow, model: nn.Module, batches: Batches, reference: list[Tensor]) -> Row:
     """A row with what the images say, and how sure that is."""
     found = evaluate(model, batches, reference)
-    means = {name: float(values.mean()) for name, values in found.items()}
+    means: dict[str, Any] = {name: float(values.mean()) for name, values in found.items()}
     error = float(found["top1"].std(correction=0)) / len(found["top1"]) ** 0.5
     row = replace(row, evaluation=Evaluation(len(found["top1"]), 0, top1_error=error, **means))
     drop = found["top1"] - found["reference_top1"]
-    intervals = {"top1_change": interval(drop), "agreement": interval(found["agreement"]), "kl": interval(found["kl"])}
-    return {**asdict(row), "intervals": intervals}
+    spread = {"top1_change": drop, "agreement": found["agreement"], "kl": found["kl"]}
+    return {**asdict(row), "intervals": {name: bootstrap(values)[1:] for name, values in spread.items()}}
 
 
 def measure(rows: list[Row]) -> None:
     """Measure the rows that are not there yet and write them one by one."""
     for name in MODELS:
         model = original(name)
-        known = evidence(name, model)
-        wanted = [(budget, variant) for budget in BUDGETS for variant in known.variants()]
+        known = inputs(name, model)
+        wanted = [(budget, variant) for budget in BUDGETS for variant in known.methods()]
         done = {key_of(row) for row in rows}
         wanted = [key for key in wanted if (name, *key) not in done]
         if not wanted:
@@ -113,18 +109,24 @@ def measure(rows: list[Row]) -> None:
         with torch.inference_mode():
             reference = [predict(model, images) for images, _ in batches]
         for budget, variant in wanted:
-            row, made = candidate(model, Compared(variant, variant, wanted=budget), budget, known)
-            if made is not None and budget == MIDDLE:
-                row = replace(row, **tried_export(made))
-            result = asdict(row) if made is None else measured(row, made, batches, reference)
-            keep(rows, {"model": name, **result})
+            row = ComparisonRow(variant, variant, wanted=budget)
+            try:
+                made, options = make_smaller(model, variant, budget, known)
+            except PmvitError as error:
+                keep(rows, {"model": name, **asdict(replace(row, failure=str(error)))})
+                continue
+            cost = pmvit.flops(made)
+            row = replace(row, options=options, gflops=cost.gflops, parameters=cost.parameters)
+            if budget == MIDDLE:
+                row = replace(row, **try_export(made))
+            keep(rows, {"model": name, **measured(row, made, batches, reference)})
 
 
 def measure_speed(rows: list[Row]) -> None:
     """Time all variants at the middle budget, side by side, and keep it with their rows."""
     for name in MODELS:
         model = original(name)
-        known = evidence(name, model)
+        known = inputs(name, model)
         few = validation(model)[:1]
         given: dict[str, Any] = {"scores": known.scores, "merge_costs": known.merge_costs, "images": known.images}
         found = pmvit.compare(model, few, gflops=MIDDLE, runtimes=RUNTIMES, batches=(1, 16), rounds=30, **given)
@@ -164,7 +166,7 @@ def markdown(rows: list[Row]) -> str:
         own = [row for row in rows if row["model"] == name and row.get("evaluation")]
         if own:
             reference = own[0]["evaluation"]["reference_top1"]
-            lines += ["", f"## {name}: original {reference:.1%}", "", f"![accuracy over cost]({chart(name).name})"]
+            lines += ["", f"## {name}: original {percent(reference)}", "", f"![accuracy over cost]({chart(name).name})"]
         for budget in sorted(BUDGETS, reverse=True):
             at = [row for row in own if row["wanted"] == budget]
             if at:
@@ -180,11 +182,20 @@ def markdown(rows: list[Row]) -> str:
 def line(row: Row) -> str:
     found, ends = row["evaluation"], row["intervals"]
     change = 100 * (found["top1"] - found["reference_top1"])
-    low, high = (100 * end for end in ends["top1_change"])
-    agreed = f"{found['agreement']:.1%} ({ends['agreement'][0]:.1%} ... {ends['agreement'][1]:.1%})"
-    kl = f"{found['kl']:.3f} ({ends['kl'][0]:.3f} ... {ends['kl'][1]:.3f})"
-    changed = f"{change:+.1f} ({low:+.1f} ... {high:+.1f})"
-    return f"| {row['method']} | {row['gflops']:.3f} | {found['top1']:.1%} | {changed} | {agreed} | {kl} |"
+    cells = [
+        row["method"],
+        format_number(row["gflops"], ".3f"),
+        percent(found["top1"]),
+        _with_ends(change, [100 * end for end in ends["top1_change"]], "+.1f"),
+        _with_ends(found["agreement"], ends["agreement"], ".1%"),
+        _with_ends(found["kl"], ends["kl"], ".3f"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _with_ends(value: float, ends: list[float], form: str) -> str:
+    value_text, low, high = (format_number(each, form) for each in (value, *ends))
+    return f"{value_text} ({low} ... {high})"
 
 
 def speed_lines(rows: list[Row], evaluated: list[Row]) -> list[str]:
@@ -201,7 +212,7 @@ def speed_lines(rows: list[Row], evaluated: list[Row]) -> list[str]:
     lines = ["", f"### Times as fast as the original at {MIDDLE} GFLOPs", "", f"{about}.", ""]
     lines += [f"| method | {head} | exports |", f"|---|{'---|' * (len(places) + 1)}"]
     for row in timed:
-        cells = [str(Ratio(*s["speedup"])) if s["speedup"] else "does not run" for s in row["speeds"]]
+        cells = [str(Estimate(*s["speedup"])) if s["speedup"] else "does not run" for s in row["speeds"]]
         base = row["method"].partition(",")[0]
         lines.append(f"| {row['method']} | {' | '.join(cells)} | {said[exports.get(base)]} |")
     return lines
@@ -217,7 +228,7 @@ def draw(rows: list[Row], name: str) -> None:
     for row in rows:
         if row["model"] == name and row.get("evaluation"):
             known = Evaluation(**row["evaluation"])
-            points.append(Compared(row["name"], row["method"], gflops=row["gflops"], evaluation=known))
+            points.append(ComparisonRow(row["name"], row["method"], gflops=row["gflops"], evaluation=known))
     if points:
         write_atomically(chart(name), Comparison(points).draw)
 

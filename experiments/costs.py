@@ -11,9 +11,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import pmvit
-from experiments.common import FOLDER, Row, Rows, Settings, comparisons, read_rows, table
+from experiments.common import FOLDER, Row, Rows, Settings, comparisons, read_rows
 from experiments.figure4_threshold import NAME as FIGURE4
 from experiments.subjects import FolderSubject
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.tables import format_number, markdown_table
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
@@ -104,16 +106,17 @@ def cost_table(rows: Sequence[Row], cells: Sequence[tuple[str, float, float]]) -
     lines = []
     for name, keep, printed in cells:
         row = found[name, keep]
-        formula = "-" if row["formula"] is None else f"{row['formula']:.3f}"
-        shown = [f"{row[scope]:.3f}" for scope in ("local", "global")]
-        lines.append([name, "-" if keep == 1 else str(keep), str(printed), *shown, formula, agreement(row, printed)])
-    return table(["model", "keep", "the paper's GFLOPs", "ours, local", "ours, global", "formula", "agree"], lines)
+        counts = [format_number(row[way], ".3f") for way in ("local", "global", "formula")]
+        lines.append([name, "-" if keep == 1 else str(keep), str(printed), *counts, agreement(row, printed)])
+    return markdown_table(
+        ["model", "keep", "the paper's GFLOPs", "ours, local", "ours, global", "formula", "agree"], lines
+    )
 
 
 def agreement(row: Row, printed: float) -> str:
     """Whether a count is printed so, with one decimal."""
     counts = (row["local"], row["global"])
-    if any(round(count, 1) == printed for count in counts):
+    if any(format_number(count, ".1f") == format_number(printed, ".1f") for count in counts):
         return "yes"
     if any(math.floor(10 * count) / 10 == printed for count in counts):
         return "if cut, not rounded"
@@ -124,15 +127,16 @@ def agreement(row: Row, printed: float) -> str:
 def speed_table(found: Sequence[tuple[str, float, str, Row]]) -> str:
     """Times as fast as the original: (model, keep, the paper's, ours)."""
     lines = [
-        [name, str(keep), printed, str(row["batch"]), *(_ratio(row[way]) for way in ("compressed", "optimized"))]
+        [
+            name,
+            str(keep),
+            printed,
+            str(row["batch"]),
+            *(str(Estimate(*row[way])) for way in ("compressed", "optimized")),
+        ]
         for name, keep, printed, row in found
     ]
-    return table(["model", "keep", "the paper's (V100)", "batch", "ours", "ours, optimised"], lines)
-
-
-def _ratio(values: Sequence[float]) -> str:
-    median, low, high = values
-    return f"{median:.2f}x [{low:.2f}, {high:.2f}]"
+    return markdown_table(["model", "keep", "the paper's (V100)", "batch", "ours", "ours, optimised"], lines)
 
 
 def accuracy(paper: dict[str, str], against: str, model: str, path: Path | None = None) -> list[str]:

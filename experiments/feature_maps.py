@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.data.folder import image_folder
+from pmvit.data.loaders import create_loader
+from pmvit.data.sources import open_source
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
@@ -39,7 +41,7 @@ validation images.
 
 def batches(model: nn.Module, split: str, count: int) -> Iterator[Tensor]:
     config = host_of(model).data_config()
-    loader = image_folder(DATA / "imagenet" / split, config, batch_size=BATCH, workers=0, shuffle=True)
+    loader = create_loader(open_source(DATA / "imagenet" / split), config, batch_size=BATCH, workers=0, shuffle=True)
     return (images for images, _ in islice(loader, count))
 
 
@@ -62,7 +64,7 @@ def main() -> None:
         for how, scores, skips in (("Eq. 9", measured, SKIPS), ("random", drawn, SKIPS[:2])):
             for skip in skips:
                 small = pmvit.compress(model, pmvit.plan(scores, flops_share=SHARE, skip=skip))
-                found = " | ".join(f"{value:.3f}" for value in cosines(model, small, images))
+                found = " | ".join(format_number(value, ".3f") for value in cosines(model, small, images))
                 lines.append(f"| {name} | {how} | {', '.join(map(str, skip)) or 'none'} | {found} |")
                 print(lines[-1], flush=True)
     write_text(Path(__file__).with_suffix(".md"), PREAMBLE + "\n".join(lines) + "\n")

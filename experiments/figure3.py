@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pmvit
 from experiments.common import Row, read_rows
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.measures import MEASURES
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
-from pmvit.reporting.tradeoff import draw_tradeoff
+from pmvit.reporting.pictures.tradeoff import draw_tradeoff
 
 PAGE = Path(__file__).with_suffix(".md")
 MEASURED = PAGE.with_name("pets_masks.json")
@@ -26,16 +29,17 @@ def cell(row: Row, key: str, form: str) -> str:
     if row.get(key) is None:
         return "-"
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
-    interval = "" if low is None or high is None else f" [{form.format(low)}, {form.format(high)}]"
-    return form.format(row[key]) + interval
+    if low is None or high is None:
+        return format_number(row[key], form)
+    return Estimate(row[key], low, high).text(form)
 
 
 COLUMNS = {
-    "gflops": ("GFLOPs", "{:.2f}"),
-    "miou": ("mIoU", "{:.1%}"),
-    "pixel_accuracy": ("pixel accuracy", "{:.1%}"),
-    "fps": ("images a second", "{:.1f}"),
-    "agreement": ("agreement", "{:.1%}"),
+    "gflops": ("GFLOPs", ".2f"),
+    "miou": (MEASURES["miou"].title, ".1%"),
+    "pixel_accuracy": (MEASURES["pixel_accuracy"].title, ".1%"),
+    "fps": ("images a second", ".1f"),
+    "agreement": (MEASURES["agreement"].title, ".1%"),
 }
 
 

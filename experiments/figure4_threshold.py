@@ -48,7 +48,7 @@ def draw(rows: list[Row], path: Path) -> None:
         for keep, prunes in SHARES.items():
             there = [prune for prune in prunes if f"keep {keep}, prune {prune}" in own]
             found = [interval(numbers([own[f"keep {keep}, prune {prune}"]], "correct")) for prune in there]
-            axis.plot(there, [100 * one.mean for one in found], marker="o", markersize=4, label=f"keep {keep}")
+            axis.plot(there, [100 * one.value for one in found], marker="o", markersize=4, label=f"keep {keep}")
             axis.fill_between(there, [100 * one.low for one in found], [100 * one.high for one in found], alpha=0.15)
         axis.set(title=subject.split(",")[0], xlabel="share that is pruned", ylabel="top-1 (%), not tuned")
         axis.spines[["top", "right"]].set_visible(False)

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from experiments.common import Row
+from experiments.common import Row, percent
 from experiments.paired import answers, logits, lost, numbers, with_interval
 from experiments.without_tuning import BATCH_SIZE, DATA, MODELS, loader
 from pmvit.config import PAPER
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.loading import create_model
 from pmvit.measuring.flops import ModelCost, model_cost
@@ -127,7 +128,7 @@ def markdown(rows: list[Row]) -> str:
         own = [row for row in rows if row["key"][0] == name]
         if own:
             original = numbers(own[0], "original").mean()
-            lines += ["", f"## {name}: original {original:.1%} on {own[0]['key'][3]:,} images", ""]
+            lines += ["", f"## {name}: original {percent(original)} on {own[0]['key'][3]:,} images", ""]
             lines += [
                 "| budget | plan | GFLOPs | share | top-1 | points lost | agreement | KL | KL to those of scores |",
                 "|---|---|---|---|---|---|---|---|---|",
@@ -145,9 +146,10 @@ def _line(row: Row, scored: Row | None) -> str:
     against = "-"
     if scored is not None and scored is not row:
         against = with_interval(kl - numbers(scored, "kl"), "+.3f")
+    cost = f"{format_number(row['gflops'], '.3f')} | {format_number(row['share'], '.3f')}"
     return (
-        f"| {share} | {method} | {row['gflops']:.3f} | {row['share']:.3f} | {numbers(row, 'correct').mean():.1%} | "
-        f"{with_interval(lost(row), '.1f')} | {numbers(row, 'agrees').mean():.1%} | {with_interval(kl, '.3f')} | "
+        f"| {share} | {method} | {cost} | {percent(numbers(row, 'correct').mean())} | "
+        f"{with_interval(lost(row), '.1f')} | {percent(numbers(row, 'agrees').mean())} | {with_interval(kl, '.3f')} | "
         f"{against} |"
     )
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 
 import pmvit
-from experiments.common import Row
+from experiments.common import Row, percent
 from experiments.paired import answers, logits, lost, numbers, with_interval
 from pmvit.cli.demo_run import KEEP, TUNING, TUNING_BATCH
 from pmvit.data.demo import demo_loader, demo_model
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -68,8 +69,8 @@ def markdown(rows: list[Row]) -> str:
     for (method, stage), own in of.items():
         each = [torch.stack([part(row) for row in own]).mean(0) for part in (lost, _agrees, _kl)]
         lines.append(
-            f"| {method} | {stage} | {own[0]['gflops']:.3f} | {with_interval(each[0], '.2f')} | {each[1].mean():.1%} | "
-            f"{with_interval(each[2], '.4f')} |"
+            f"| {method} | {stage} | {format_number(own[0]['gflops'], '.3f')} | {with_interval(each[0], '.2f')} | "
+            f"{percent(each[1].mean())} | {with_interval(each[2], '.4f')} |"
         )
     for stage in STAGES:
         pairs = list(zip(of["measured", stage], of["scored", stage], strict=True))

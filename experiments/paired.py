@@ -38,4 +38,4 @@ def lost(row: Row) -> Tensor:
 
 def with_interval(values: Tensor, form: str) -> str:
     """The mean and, in brackets, its 95 % interval by resampling the images."""
-    return interval(values).shown(form)
+    return interval(values).text(form)

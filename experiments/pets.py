@@ -20,8 +20,10 @@ import torch
 from torch import nn
 
 import pmvit
-from experiments.common import read_rows, table
-from pmvit.data.folder import FolderLoader, image_folder
+from experiments.common import percent, read_rows
+from pmvit.data.loaders import ImageLoader, create_loader
+from pmvit.data.sources import open_source
+from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
@@ -52,8 +54,8 @@ def folder_of(name: str, keep: float) -> Path:
     return RUNS / f"{re.sub('[ =,]', '', name)}-{keep}"
 
 
-def test_loader(model: nn.Module) -> FolderLoader:
-    return image_folder(TEST, host_of(model).data_config(), num_classes=37, batch_size=50, workers=1)
+def test_loader(model: nn.Module) -> ImageLoader:
+    return create_loader(open_source(TEST, 37), host_of(model).data_config(), batch_size=50, workers=1)
 
 
 def original() -> nn.Module:
@@ -69,7 +71,7 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
     path = RUNS / "scores.json"
     if not path.exists():
         config = host_of(model).data_config()
-        loader = image_folder(TRAIN, config, num_classes=37, batch_size=32, workers=1, shuffle=True)
+        loader = create_loader(open_source(TRAIN, 37), config, batch_size=32, workers=1, shuffle=True)
         pmvit.measure(model, loader, method="scored").save(path)
     return pmvit.Scores.load(path)
 
@@ -110,9 +112,9 @@ def markdown(rows: list[Row]) -> str:
         "# Oxford Pets: compress, then fine-tune with self-distillation",
         "",
         f"`python -m experiments.pets` made this page. ViT-Tiny/16 at 224 px, {rows[0]['images']:,} test images; the "
-        f"standard error of a top-1 is {rows[0]['top1_error']:.1%}, but all rows see the same images. The original was "
-        f"fine-tuned for {EPOCHS} epochs, every compressed model for {EPOCHS} more where nothing else is said, with "
-        "the `quick` preset. Accuracy is that of the last epoch; nothing was selected on the test images.",
+        f"standard error of a top-1 is {percent(rows[0]['top1_error'])}, but all rows see the same images. The "
+        f"original was fine-tuned for {EPOCHS} epochs, every compressed model for {EPOCHS} more where nothing else is "
+        "said, with the `quick` preset. Accuracy is that of the last epoch; nothing was selected on the test images.",
         "",
         "| model | keep | GFLOPs | compressed | tuned | to the original | agreement | KL |",
         "|---|---|---|---|---|---|---|---|",
@@ -122,12 +124,15 @@ def markdown(rows: list[Row]) -> str:
         if row["stage"] != "tuned":
             continue
         if row["keep"] is None:
-            lines.append(f"| original | - | {row['gflops']:.2f} | - | {row['top1']:.1%} | - | - | - |")
+            lines.append(
+                f"| original | - | {format_number(row['gflops'], '.2f')} | - | {percent(row['top1'])} | - | - | - |"
+            )
             continue
         start = before.get((row["name"], row["keep"])) or before[("residual", row["keep"])]
         lines.append(
-            f"| {row['name']} | {row['keep']} | {row['gflops']:.2f} | {start['top1']:.1%} | {row['top1']:.1%} | "
-            f"{100 * (row['top1'] - original_top1):+.1f} | {row['agreement']:.1%} | {row['kl']:.3f} |"
+            f"| {row['name']} | {row['keep']} | {format_number(row['gflops'], '.2f')} | {percent(start['top1'])} | "
+            f"{percent(row['top1'])} | {format_number(100 * (row['top1'] - original_top1), '+.1f')} | "
+            f"{percent(row['agreement'])} | {format_number(row['kl'], '.3f')} |"
         )
     lines += ["", "![Test accuracy after each epoch](pets.png)"]
     return "\n".join(lines) + "\n"
@@ -140,12 +145,17 @@ def measured_before(names: Mapping[str, str], keep: float = 0.6) -> str:
     for shown, name in {"original": "original", **names}.items():
         row = rows[name]
         lines.append(
-            [shown, f"{row['top1']:.1%} ± {row['top1_error']:.1%}", f"{row['agreement']:.1%}", f"{row['kl']:.3f}"]
+            [
+                shown,
+                f"{percent(row['top1'])} ± {percent(row['top1_error'])}",
+                percent(row["agreement"]),
+                format_number(row["kl"], ".3f"),
+            ]
         )
     return (
         f"## Oxford Pets, ViT-Tiny/16, keep {keep}, tuned for {EPOCHS} epochs\n\n"
         f"Measured by `python -m experiments.pets` on {rows['original']['images']:,} test images, one run each; "
-        "behind ± the standard error.\n\n" + table(["", "top-1", "agreement", "KL"], lines)
+        "behind ± the standard error.\n\n" + markdown_table(["", "top-1", "agreement", "KL"], lines)
     )
 
 

@@ -15,11 +15,8 @@ to compress was chosen on training images. Takes about two hours on two cores.
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -27,17 +24,28 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.data.pixels import pixel_loader
+from experiments.common import percent
+from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import PairSource, Split, open_pairs
-from pmvit.evaluation.segmentation import PixelCounts, classes_at, evaluate_segmentation
+from pmvit.evaluation.bootstrap import bootstrap, mean, median
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.segmentation import (
+    class_iou,
+    classes_at,
+    count_classes,
+    evaluate_segmentation,
+    mean_iou,
+    pixel_accuracy,
+)
 from pmvit.evaluation.sliding import sliding_logits
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model, open_loader
 from pmvit.methods import Tome
 from pmvit.methods.budget import method_for
 from pmvit.progress import track
-from pmvit.runtime.bench.timing import Ratio, bootstrap, compare, speedup
+from pmvit.runtime.bench.timing import compare, speedup
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 PETS = DATA / "pets"
@@ -114,7 +122,7 @@ def every(split: Split, step: int) -> PairSource:
 def compare_blocks(model: nn.Module) -> list[Row]:
     """Agreement with the original and mIoU on some training images, by which blocks are compressed, without tuning."""
     some = every("train", CHOICE_EVERY)
-    batches = list(pixel_loader(some, host_of(model).data_config(), batch_size=16, workers=0))
+    batches = list(create_loader(some, host_of(model).data_config(), batch_size=16, workers=0))
     rows = []
     for keep in KEEPS:
         gflops = pmvit.flops(compressed(model, Variant(ENDS_ALONE, keep))).gflops
@@ -136,18 +144,17 @@ def tuned(model: nn.Module, variant: Variant) -> nn.Module:
 
 
 def count(name: str, model: nn.Module) -> dict[str, Tensor]:
-    """What is counted on each test image, (images, classes, classes), and the class of every pixel; kept in a file."""
+    """What is counted on each test image, (images, 3, classes), and the class of every pixel; kept in a file."""
     path = RUNS / "counts" / f"{name.replace(' ', '-')}.safetensors"
     if not path.exists():
-        loader = pixel_loader(every("val", TEST_EVERY), host_of(model).data_config(), whole=True, workers=1)
-        counts = PixelCounts(len(CLASSES), torch.device("cpu"))
-        matrices, classes = [], []
+        loader = create_loader(every("val", TEST_EVERY), host_of(model).data_config(), whole=True, workers=1)
+        counts, classes = [], []
         with torch.inference_mode():
             for images, labels in track(loader, name, len(loader), show=True):
                 found = classes_at(sliding_logits(model.eval(), images, (224, 224)), tuple(labels.shape[-2:]))
-                matrices.append(counts.add(found, labels))
+                counts.append(count_classes(found, labels, len(CLASSES)))
                 classes.append(found.flatten().to(torch.uint8))
-        tensors = {"matrices": torch.stack(matrices), "classes": torch.cat(classes)}
+        tensors = {"counts": torch.cat(counts), "classes": torch.cat(classes)}
         write_atomically(path, lambda temporary: save_file(tensors, temporary))
     return load_file(path)
 
@@ -158,37 +165,24 @@ def measure(models: dict[str, nn.Module]) -> dict[str, Row]:
     rows = {}
     for name, model in models.items():
         counted = count(name, model)
-        matrices = counted["matrices"]
-        places = list(range(len(matrices)))
-        miou = bootstrap(places, partial(_miou, matrices))
-        difference = bootstrap(places, partial(_miou_change, matrices, reference["matrices"]))
-        total = matrices.sum(0)
+        counts = torch.stack([counted["counts"], reference["counts"]], 1)
+        miou = bootstrap(counts[:, 0], _drawn_iou)
+        total = counts[:, 0].sum(0)
         rows[name] = {
-            "miou": miou.median,
+            "miou": miou.value,
             "miou_low": miou.low,
             "miou_high": miou.high,
-            "difference": tuple(difference),
-            "class_iou": _class_iou(total).tolist(),
-            "pixel_accuracy": float(total.diagonal().sum() / total.sum()),
+            "difference": bootstrap(counts, lambda *drawn: -_drawn_iou(*drawn).diff()[:, 0]),
+            "class_iou": class_iou(total).tolist(),
+            "pixel_accuracy": float(pixel_accuracy(total)),
             "agreement": float((counted["classes"] == reference["classes"]).double().mean()),
-            "images": len(matrices),
+            "images": len(counts),
         }
     return rows
 
 
-def _class_iou(matrix: Tensor) -> Tensor:
-    right = matrix.diagonal()
-    return right / (matrix.sum(0) + matrix.sum(1) - right)
-
-
-def _miou(matrices: Tensor, images: Sequence[int]) -> float:
-    """Mean IoU over some of the images, from what was counted on each."""
-    return float(_class_iou(matrices[images].sum(0)).mean())
-
-
-def _miou_change(matrices: Tensor, reference: Tensor, images: Sequence[int]) -> float:
-    """What a model's mean IoU has more than a reference's on the same images."""
-    return _miou(matrices, images) - _miou(reference, images)
+def _drawn_iou(times: Tensor, counts: Tensor) -> Tensor:
+    return mean_iou(mean(times, counts))
 
 
 def measure_speed(models: dict[str, nn.Module]) -> dict[str, Row]:
@@ -203,8 +197,8 @@ def measure_speed(models: dict[str, nn.Module]) -> dict[str, Row]:
     times = compare({**timed, **fast}, images, FPS_ROUNDS)
     rows: dict[str, Row] = {}
     for name in timed:
-        fps = bootstrap([FPS_BATCH / value for value in times[name]], median)
-        rows[name] = {"fps": fps.median, "fps_low": fps.low, "fps_high": fps.high}
+        fps = bootstrap(FPS_BATCH / torch.tensor(times[name], dtype=torch.float64), median)
+        rows[name] = {"fps": fps.value, "fps_low": fps.low, "fps_high": fps.high}
         rows[name]["speedup"] = tuple(speedup(times, name, "original"))
         if name in ours:
             rows[name]["optimised"] = tuple(speedup(times, f"{name} optimised", "original"))
@@ -235,7 +229,7 @@ def blocks_markdown(rows: list[Row]) -> str:
         f"|---|{'---|' * len(KEEPS)}",
     ]
     for name in dict.fromkeys(row["blocks"] for row in rows):
-        cells = (f"{row['agreement']:.1%}, {_percent(row['miou'])}" for row in rows if row["blocks"] == name)
+        cells = (f"{percent(row['agreement'])}, {_percent(row['miou'])}" for row in rows if row["blocks"] == name)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -259,22 +253,20 @@ def markdown(rows: list[Row]) -> str:
         "",
         "| model | keep | GFLOPs | mIoU not tuned | tuned | to the original | agreement | FPS | speed-up | optimised |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        f"| original | - | {first['gflops']:.3f} | - | {_percent(first['miou'])} "
-        f"[{_percent(first['miou_low'])}, {_percent(first['miou_high'])}] | - | - | {first['fps']:.1f} | 1.00x | - |",
+        f"| original | - | {format_number(first['gflops'], '.3f')} | - | {_percent(first['miou'])} "
+        f"[{_percent(first['miou_low'])}, {_percent(first['miou_high'])}] | - | - | "
+        f"{format_number(first['fps'], '.1f')} | 1.00x | - |",
     ]
     for before in rows:
         if before["stage"] != "compressed":
             continue
         after = next(r for r in rows if (r["name"], r["keep"], r["stage"]) == (before["name"], before["keep"], "tuned"))
-        change = " ".join(
-            f"{100 * value:+.2f}{mark}" for value, mark in zip(after["difference"], ("", ",", ""), strict=True)
-        )
-        change = change.replace(" ", " [", 1) + "]"
-        optimised = Ratio(*after["optimised"]) if "optimised" in after else "-"
+        change = Estimate(*after["difference"]).text("+.2f", 100)
+        optimised = Estimate(*after["optimised"]) if "optimised" in after else "-"
         lines.append(
-            f"| {before['name']} | {before['keep']} | {after['gflops']:.3f} | {_percent(before['miou'])} | "
-            f"{_percent(after['miou'])} | {change} | {after['agreement']:.1%} | {after['fps']:.1f} | "
-            f"{Ratio(*after['speedup'])} | {optimised} |"
+            f"| {before['name']} | {before['keep']} | {format_number(after['gflops'], '.3f')} | "
+            f"{_percent(before['miou'])} | {_percent(after['miou'])} | {change} | {percent(after['agreement'])} | "
+            f"{format_number(after['fps'], '.1f')} | {Estimate(*after['speedup'])} | {optimised} |"
         )
     lines += [
         "",
@@ -291,7 +283,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
+    return format_number(100 * share, ".2f")
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 import pmvit
+from experiments.common import percent
 from experiments.segmenter_conventions import (
     CLASSES,
     DEPTH,
@@ -38,6 +39,7 @@ from experiments.segmenter_conventions import (
 )
 from pmvit.config import ScoreConfig
 from pmvit.config.planning import Scope
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.hosts.segmenter.model import Segmenter
@@ -173,24 +175,24 @@ def markdown(results: Results) -> str:
         memory = results["memory"][name]
         cells = [
             name,
-            f"{row['local']:.1f}",
-            "-" if row["global"] is None else f"{row['global']:.1f}",
+            format_number(row["local"], ".1f"),
+            format_number(row["global"], ".1f"),
             "not given" if row["paper"] is None else str(row["paper"]),
-            "-" if row["paper"] is None else f"{row['global'] / row['paper']:.3f}",
-            f"{statistics.median(results['cpu_seconds'][name]):.1f}",
+            "-" if row["paper"] is None else format_number(row["global"] / row["paper"], ".3f"),
+            format_number(statistics.median(results["cpu_seconds"][name]), ".1f"),
             "1.00x" if name == ORIGINAL else str(speedup(results["cpu_seconds"], name, ORIGINAL)),
-            *(f"{memory[part]:,.0f} MB" for part in ("encoder_mb", "whole_mb", "peak_mb")),
+            *(f"{format_number(memory[part], ',.0f')} MB" for part in ("encoder_mb", "whole_mb", "peak_mb")),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## What the paper may have counted", "", CONVENTIONS.format(tried=results["tried"])]
     lines += [f"| counted | original | {' | '.join(f'r {keep} ({PAPER[keep]})' for keep in PAPER)} | off by |"]
     lines += ["|---|---|---|---|---|---|"]
     for row in results["conventions"]:
-        ranges = [f"{low:.0f} - {high:.0f}" for low, high in row["range"].values()]
-        cells = [row["convention"], f"{row['original']:.0f}", *ranges, f"{row['deviation']:.1%}"]
+        ranges = [f"{format_number(low, '.0f')} - {format_number(high, '.0f')}" for low, high in row["range"].values()]
+        cells = [row["convention"], format_number(row["original"], ".0f"), *ranges, percent(row["deviation"])]
         closest = row["deviation"] == min(other["deviation"] for other in results["conventions"])
         lines.append(f"| {' | '.join(f'**{cell}**' if closest else cell for cell in cells)} |")
-    shares = " / ".join(f"{share:.2f}" for share in results["conventions"][0]["keep_for"].values())
+    shares = " / ".join(format_number(share, ".2f") for share in results["conventions"][0]["keep_for"].values())
     return "\n".join([*lines, "", NOTES.format(shares=shares)])
 
 

@@ -5,7 +5,8 @@
 The same as `pmvit benchmark --overhead` on DeiT-Tiny.
 """
 
-from experiments.common import Row, Rows, Settings, page, run, table
+from experiments.common import Row, Rows, Settings, page, run
+from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.runtime.bench.run import overhead
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
@@ -41,10 +42,10 @@ def markdown(rows: list[Row]) -> str:
     found = rows[0]["speedup"]
     lines = []
     for name, printed in PAPER.items():
-        change, low, high = (f"{100 * (value - 1):+.1f}" for value in found[name])
+        change, low, high = (format_number(100 * (value - 1), "+.1f") for value in found[name])
         lines.append([name, printed, f"{change} % [{low}, {high}]"])
     titles = ["operations in place", "the paper's", "ours"]
-    return page(NAME, "Overhead of the operations (Table IV)", rows, TEXT, table(titles, lines))
+    return page(NAME, "Overhead of the operations (Table IV)", rows, TEXT, markdown_table(titles, lines))
 
 
 if __name__ == "__main__":

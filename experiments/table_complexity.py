@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, get_args
 
 import pmvit
-from experiments.common import Row, Rows, Settings, page, run, table
+from experiments.common import Row, Rows, Settings, page, run
 from pmvit.config.training import Learn
+from pmvit.evaluation.tables import format_number, markdown_table
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
@@ -69,22 +70,26 @@ def markdown(rows: list[Row]) -> str:
                 key["model"],
                 str(key["keep"]),
                 key["learn"],
-                f"{row['parameters'] / 1e6:.1f} M",
+                f"{format_number(row['parameters'] / 1e6, '.1f')} M",
                 _part(row["module_parameters"], row["parameters"]),
-                f"{row['module_parameters'] / row['blocks'] / 1e6:.4f} M",
-                f"{row['macs'] / 1e9:.2f} G",
+                f"{format_number(row['module_parameters'] / row['blocks'] / 1e6, '.4f')} M",
+                f"{format_number(row['macs'] / 1e9, '.2f')} G",
                 _part(row["module_macs"], row["macs"]),
-                f"{row['module_macs'] / row['blocks'] / 1e6:.3f} M",
+                f"{format_number(row['module_macs'] / row['blocks'] / 1e6, '.3f')} M",
             ]
         )
     formulas = {row["key"]["model"]: row["formula"] for row in rows}
-    printed = [[name, *figures, f"{formulas[name] / 1e6:.3f} M"] for name, figures in MODELS.items()]
-    paper = table(["the paper's", "parameters", "of them the module", "FLOPs", "of them the module", "6 N D"], printed)
-    return page(NAME, "Parameters and FLOPs of the module (tab_complex)", rows, TEXT, table(titles, lines), paper)
+    printed = [[name, *figures, f"{format_number(formulas[name] / 1e6, '.3f')} M"] for name, figures in MODELS.items()]
+    paper = markdown_table(
+        ["the paper's", "parameters", "of them the module", "FLOPs", "of them the module", "6 N D"], printed
+    )
+    return page(
+        NAME, "Parameters and FLOPs of the module (tab_complex)", rows, TEXT, markdown_table(titles, lines), paper
+    )
 
 
 def _part(of_module: float, of_all: float) -> str:
-    return f"{of_module / 1e6:.3f} M ({of_module / of_all:.2%})"
+    return f"{format_number(of_module / 1e6, '.3f')} M ({format_number(of_module / of_all, '.2%')})"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from torch import nn
 import pmvit
 from pmvit.cli.demo_run import KEEP, TUNING, TUNING_BATCH
 from pmvit.data.demo import demo_loader, demo_model
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.training.loss import tapped_tokens, token_distance
 
@@ -76,12 +77,12 @@ def markdown(rows: list[Row]) -> str:
         "|---|---|---|---|---|",
     ]
     for row in rows:
-        cells = [form.format(row[key]) for key, form in COLUMNS.items()]
+        cells = [format_number(row[key], form) for key, form in COLUMNS.items()]
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-COLUMNS = {"top1": "{:.1%}", "agreement": "{:.1%}", "kl": "{:.3f}", "distance": "{:.3f}"}
+COLUMNS = {"top1": ".1%", "agreement": ".1%", "kl": ".3f", "distance": ".3f"}
 
 
 def main() -> None:

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from experiments.common import Row, Rows, page, table
+from experiments.common import Row, Rows, page, percent
 from pmvit.config import PAPER
-from pmvit.data.folder import FolderLoader, image_folder
+from pmvit.data.loaders import ImageLoader, create_loader
+from pmvit.data.sources import open_source
+from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
@@ -53,9 +55,9 @@ def configurations() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]
     yield "ablation", "the paper's choices throughout", {"abs_per_sample": False}, {**at, **PAPER}
 
 
-def loader(model: nn.Module, half: str, **options: Any) -> FolderLoader:
+def loader(model: nn.Module, half: str, **options: Any) -> ImageLoader:
     config = host_of(model).data_config()
-    return image_folder(DATA / "imagenet" / half, config, num_classes=1000, batch_size=BATCH_SIZE, **options)
+    return create_loader(open_source(DATA / "imagenet" / half, 1000), config, batch_size=BATCH_SIZE, **options)
 
 
 class Subject:
@@ -115,9 +117,12 @@ def markdown(rows: list[Row]) -> str:
         if own:
             plans = [[*_named(row, "keep", "prune", "what"), *_numbers(row)] for row in own if _is_in(row, "main")]
             changes = [[*_named(row, "what"), *_numbers(row)] for row in own if _is_in(row, "ablation")]
-            parts += [f"## {name}: original {own[0]['reference_top1']:.1%}"]
-            parts += [table(["keep", "prune", "plan", *NUMBERS], plans)]
-            parts += ["One choice changed at a time, keep 0.6 and prune 0.1:", table(["changed", *NUMBERS], changes)]
+            parts += [f"## {name}: original {percent(own[0]['reference_top1'])}"]
+            parts += [markdown_table(["keep", "prune", "plan", *NUMBERS], plans)]
+            parts += [
+                "One choice changed at a time, keep 0.6 and prune 0.1:",
+                markdown_table(["changed", *NUMBERS], changes),
+            ]
     return page("without_tuning", "Compression without fine-tuning", rows, text, *parts)
 
 
@@ -130,8 +135,8 @@ def _named(row: Row, *names: str) -> list[str]:
 
 
 def _numbers(row: Row) -> list[str]:
-    cost = [f"{row['gflops']:.3f}", f"{row['flops_share']:.1%}"]
-    return [*cost, f"{row['top1']:.1%}", f"{row['agreement']:.1%}", f"{row['kl']:.3f}"]
+    cost = [format_number(row["gflops"], ".3f"), percent(row["flops_share"])]
+    return [*cost, percent(row["top1"]), percent(row["agreement"]), format_number(row["kl"], ".3f")]
 
 
 def main() -> None:

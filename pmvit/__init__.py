@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so
     from pmvit.compression import decompress as decompress
     from pmvit.config import FinetuneConfig as FinetuneConfig
     from pmvit.errors import PmvitError as PmvitError
-    from pmvit.evaluation import evaluate as evaluate
+    from pmvit.evaluation.classification import evaluate as evaluate
     from pmvit.hosts.segmenter.model import create_segmenter as create_segmenter
     from pmvit.measuring import MergeCosts as MergeCosts
     from pmvit.measuring import Scores as Scores
@@ -36,10 +36,10 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so
     from pmvit.pipeline import run as run
     from pmvit.planning import Plan as Plan
     from pmvit.planning import plan as plan
-    from pmvit.reporting.page import report as report
-    from pmvit.reporting.segment import segment as segment
+    from pmvit.reporting.page.report import report as report
+    from pmvit.reporting.pictures.segment import segment as segment
+    from pmvit.reporting.pictures.visualize import visualize as visualize
     from pmvit.reporting.serve.server import serve as serve
-    from pmvit.reporting.visualize import visualize as visualize
     from pmvit.runtime.bench.run import benchmark as benchmark
     from pmvit.runtime.export.run import export as export
     from pmvit.runtime.optimize import optimize_for_inference as optimize_for_inference

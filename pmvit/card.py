@@ -13,6 +13,8 @@ from torch import nn
 from pmvit.commands import versions
 from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
+from pmvit.evaluation.measures import MEASURES
+from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
@@ -21,14 +23,7 @@ from pmvit.wrapping import Compression, Recipe
 
 CARD_FILE = "README.md"
 MARK = "<!-- Written by pmvit when it saves the model; without this line the text stays as it is. -->"
-MEASURES = {
-    "top1": ("top-1", "{:.2%}"),
-    "top5": ("top-5", "{:.2%}"),
-    "miou": ("mIoU", "{:.2%}"),
-    "pixel_accuracy": ("pixel accuracy", "{:.2%}"),
-    "agreement": ("agreement with the original", "{:.2%}"),
-    "images": ("images", "{}"),
-}
+SHOWN = ("top1", "top5", "miou", "pixel_accuracy", "agreement")
 
 
 @dataclass(frozen=True)
@@ -98,16 +93,16 @@ def _summary(model: nn.Module, config: Mapping[str, Any], what: Recipe | None, c
     before, after = costs
     architecture = escaped(str(config["model"].get("architecture", type(model).__name__)))
     if what is None:
-        said = f"A model saved by pmvit, not compressed: {before.gflops:.3f} GFLOPs (multiply-accumulates) an image."
-        return [f"# {architecture}", said]
+        cost = f"{format_number(before.gflops, '.3f')} GFLOPs (multiply-accumulates) an image"
+        return [f"# {architecture}", f"A model saved by pmvit, not compressed: {cost}."]
     rows = [
-        ("GFLOPs (multiply-accumulates)", f"{before.gflops:.3f}", f"{after.gflops:.3f}"),
-        ("parameters", f"{before.parameters / 1e6:.3f} M", f"{after.parameters / 1e6:.3f} M"),
+        ("GFLOPs (multiply-accumulates)", *(format_number(cost.gflops, ".3f") for cost in costs)),
+        ("parameters", *(f"{format_number(cost.parameters / 1e6, '.3f')} M" for cost in costs)),
     ]
+    ratio = format_number(before.macs / after.macs, ".2f")
     return [
         f"# {architecture}, compressed",
-        f"Tokens compressed by {escaped(what.title)}: {before.macs / after.macs:.2f}x fewer multiply-accumulates "
-        "an image.",
+        f"Tokens compressed by {escaped(what.title)}: {ratio}x fewer multiply-accumulates an image.",
         table(("", "original", "compressed"), rows),
     ]
 
@@ -115,12 +110,13 @@ def _summary(model: nn.Module, config: Mapping[str, Any], what: Recipe | None, c
 def _accuracy(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not measured:
         return ["Accuracy: not measured."]
-    found = [name for name in MEASURES if any(row.get(name) is not None for row in measured.values())]
+    found = [name for name in SHOWN if any(row.get(name) is not None for row in measured.values())]
     rows = [
-        (stage, *("-" if row.get(name) is None else MEASURES[name][1].format(row[name]) for name in found))
+        (stage, *(MEASURES[name].text(row.get(name)) for name in found), str(row.get("images", "-")))
         for stage, row in measured.items()
     ]
-    return ["## Accuracy", table(("", *(MEASURES[name][0] for name in found)), rows)]
+    titles = ["agreement with the original" if name == "agreement" else MEASURES[name].title for name in found]
+    return ["## Accuracy", table(("", *titles, "images"), rows)]
 
 
 def _blocks(plan: Plan) -> str:
@@ -163,8 +159,7 @@ def _making(config: Mapping[str, Any], compression: Compression | None, details:
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown; what stands in it is taken as text."""
-    lines = [f"| {' | '.join(map(escaped, cells))} |" for cells in (titles, *rows)]
-    return "\n".join([lines[0], f"|{'---|' * len(titles)}", *lines[1:]])
+    return markdown_table([escaped(title) for title in titles], ([escaped(cell) for cell in row] for row in rows))
 
 
 def escaped(text: str) -> str:

@@ -4,6 +4,8 @@ Nothing is ever unpickled unchecked.
 """
 
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -12,9 +14,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from pmvit.data.folder import FolderLoader, image_folder
-from pmvit.data.pixels import pixel_loader
+from pmvit.data.batches import EveryNth
+from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
+from pmvit.data.sources import Source, Stream, open_source
 from pmvit.errors import PmvitError
 from pmvit.hosts import TimmFeatures, find_host, host_of, smp
 from pmvit.hosts.hf import loading as hf_loading
@@ -23,8 +26,10 @@ from pmvit.hosts.segmenter.model import create_segmenter
 from pmvit.hosts.timm import features as timm_features
 from pmvit.saving import load, load_tensors, read_tensors
 
+Tensors = dict[str, Tensor]
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+
+def read_weights(path: Path) -> Tensors:
     """Read a state dict: safetensors, or a PyTorch checkpoint through `weights_only=True`."""
     if not path.is_file():
         raise PmvitError(f"expected a weights file at {path}; there is none")
@@ -74,42 +79,10 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
         return _smp_model(Path(name)) if smp.is_folder(Path(name)) else load(name)
     tensors = read_weights(Path(weights)) if weights is not None else None
     if library == "torchvision":
-        model = _torchvision_model(rest, arguments, pretrained=tensors is None)
-        if tensors is not None:
-            load_tensors(model, tensors, str(weights))
-        return model
+        return _torchvision_model(rest, tensors, str(weights), arguments)
     if library == "segmenter":
         return _segmenter(rest, tensors, str(weights), arguments)
-    new_head = False
-    head = next((name for name in ("head.weight", "head.fc.weight") if tensors is not None and name in tensors), None)
-    if tensors is not None and head is not None:
-        classes = tensors[head].shape[0]
-        new_head = arguments.setdefault("num_classes", classes) != classes
-    if ":" not in name and not timm.is_model(name.split(".")[0]):
-        close = get_close_matches(name, timm.list_models(), n=3)
-        hint = f": did you mean {' or '.join(close)}?" if close else ""
-        raise PmvitError(
-            f"expected a saved model, a timm architecture, hf-hub:owner/name (timm), hf:owner/name (transformers), "
-            f"torchvision:name or segmenter:name; got {name!r}{hint}"
-        )
-    try:
-        model = timm.create_model(name, pretrained=tensors is None, **arguments)
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()
-        raise PmvitError(
-            f"timm could not make {name!r} with {arguments or 'its defaults'} ({reason[0] if reason else error!r}). "
-            "If it was the download that failed, pass the weights as a file"
-        ) from None
-    if tensors is not None:
-        if isinstance(find_host(model), TimmFeatures):
-            tensors = timm_features.select_weights(model, tensors)
-        elif new_head:
-            tensors = {
-                **tensors,
-                **{name: value for name, value in model.state_dict().items() if name.startswith("head.")},
-            }
-        load_tensors(model, tensors, str(weights))
-    return model.eval()
+    return _timm_model(name, tensors, str(weights), arguments)
 
 
 def _smp_model(folder: Path) -> nn.Module:
@@ -119,34 +92,71 @@ def _smp_model(folder: Path) -> nn.Module:
     return model
 
 
-def _torchvision_model(name: str, arguments: dict[str, Any], pretrained: bool) -> nn.Module:
-    """One of torchvision's vision transformers or Swins, with its default weights if `pretrained`."""
+def _no_such_model(name: str) -> str:
+    """What was perhaps meant by the name of an architecture that timm does not have, to end an error with."""
+    close = get_close_matches(name, timm.list_models(), n=3)
+    return f"got {name!r}" + (f": did you mean {' or '.join(close)}?" if close else "")
+
+
+@contextmanager
+def _one_line(library: str, name: str, arguments: dict[str, Any]) -> Iterator[None]:
+    """Say in one line what a library could not do."""
+    try:
+        yield
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = next(iter(str(error).strip().splitlines()), repr(error))
+        raise PmvitError(
+            f"{library} could not make {name!r} with {arguments or 'its defaults'} ({reason}). "
+            "If it was the download that failed, pass the weights as a file"
+        ) from None
+
+
+def _timm_model(name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any]) -> nn.Module:
+    """One of timm's models, with its pretrained weights or with those that are given."""
+    if ":" not in name and not timm.is_model(name.split(".")[0]):
+        raise PmvitError(
+            f"expected a saved model, a timm architecture, hf-hub:owner/name (timm), hf:owner/name (transformers), "
+            f"torchvision:name or segmenter:name; {_no_such_model(name)}"
+        )
+    heads = [key for key in ("head.weight", "head.fc.weight") if tensors is not None and key in tensors]
+    classes = tensors[heads[0]].shape[0] if tensors is not None and heads else None
+    if classes is not None:
+        arguments = {"num_classes": classes, **arguments}
+    with _one_line("timm", name, arguments):
+        model: nn.Module = timm.create_model(name, pretrained=tensors is None, **arguments)
+    if tensors is None:
+        return model.eval()
+    if isinstance(find_host(model), TimmFeatures):
+        tensors = timm_features.select_weights(model, tensors)
+    elif classes is not None and arguments["num_classes"] != classes:
+        head = {key: value for key, value in model.state_dict().items() if key.startswith("head.")}
+        tensors = {**tensors, **head}
+    load_tensors(model, tensors, where)
+    return model.eval()
+
+
+def _torchvision_model(name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any]) -> nn.Module:
+    """One of torchvision's vision transformers or Swins, with its default weights or with those that are given."""
     from torchvision.models import get_model, get_model_weights, list_models
 
     names = [*list_models(include="vit_*"), *list_models(include="swin_*")]
     if name not in names:
         raise PmvitError(f"expected one of torchvision's {', '.join(names)}; got {name!r}")
-    try:
+    with _one_line("torchvision", name, arguments):
         model: nn.Module = get_model(name, weights=None, **arguments)
-        if pretrained:
+        if tensors is None:
             weights: Any = get_model_weights(name).DEFAULT
             model.load_state_dict(weights.get_state_dict(progress=True, check_hash=True, weights_only=True))
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()
-        raise PmvitError(
-            f"torchvision could not make {name!r} with {arguments or 'its defaults'} "
-            f"({reason[0] if reason else error!r}). If it was the download that failed, pass the weights as a file"
-        ) from None
     cast("Any", model).pretrained_cfg = {}  # where --data-arg leaves what differs from torchvision's preparation
+    if tensors is not None:
+        load_tensors(model, tensors, where)
     return model.eval()
 
 
-def _segmenter(name: str, tensors: dict[str, Tensor] | None, where: str, arguments: dict[str, Any]) -> nn.Module:
+def _segmenter(name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any]) -> nn.Module:
     """A Segmenter with the weights of a checkpoint, which says itself what it was made with where nothing was said."""
     if not timm.is_model(name.split(".")[0]):
-        close = get_close_matches(name, timm.list_models(), n=3)
-        hint = f": did you mean {' or '.join(close)}?" if close else ""
-        raise PmvitError(f"expected one of timm's architectures after segmenter:, got {name!r}{hint}")
+        raise PmvitError(f"expected one of timm's architectures after segmenter:, {_no_such_model(name)}")
     if tensors is None:
         return create_segmenter(name, pretrained=True, **arguments)
     traits = segmenter_checkpoint.read_traits(tensors)
@@ -167,6 +177,31 @@ def num_classes_of(model: nn.Module) -> int | None:
     return getattr(model, "num_classes", None) or None if host is None else host.outputs().num_classes
 
 
+def open_images(
+    model: nn.Module,
+    data: str | Path,
+    *,
+    labels: bool = True,
+    split: Split = "train",
+    first_label: int | None = None,
+) -> Source | Stream:
+    """Find the images that a path names: the one place where a path gets a meaning, which depends on the model.
+
+    Args:
+        model: Whose classes count: of images, or of pixels.
+        data: What `open_source` knows; for a model that labels pixels, what `open_pairs` knows.
+        labels: Whether labels will be used, so that the classes have to be those of the model.
+        split: What images with masks are for, where `data` does not say.
+        first_label: The number of the first class in plain masks.
+    """
+    classes = host_of(model).outputs().pixel_classes
+    if classes is not None and (labels or has_masks(data)):
+        return open_pairs(data, classes, split, first_label)
+    if first_label is not None:
+        raise PmvitError(f"first_label is for images with masks; got it for {data}")
+    return open_source(data, num_classes_of(model) if labels else None)
+
+
 def open_loader(
     model: nn.Module,
     data: str | Path,
@@ -175,42 +210,51 @@ def open_loader(
     whole: bool = False,
     split: Split = "train",
     first_label: int | None = None,
-    **options: Any,
-) -> FolderLoader:
-    """Make a loader of images, prepared for the model: `image_folder` or `pixel_loader` with what the model knows.
+    batch_size: int | None = None,
+    workers: int = 2,
+    shuffle: bool = False,
+    seed: int = 0,
+    strict: bool = False,
+    process: int = 0,
+    processes: int = 1,
+) -> ImageLoader:
+    """Make a loader of the images that a path names, prepared for the model.
 
-    Args:
-        model: Whose size, mean and classes count.
-        data: What `open_source` knows; for a model that labels pixels, what `open_pairs` knows.
-        labels: Whether labels will be used, so that the classes have to be those of the model.
-        whole: Images with masks whole and one at a time, for evaluation.
-        split: What images with masks are for, where `data` does not say.
-        first_label: The number of the first class in plain masks.
-        options: More for the loader.
+    See `open_images` for what the path may be, `labels`, `split` and `first_label`, and `create_loader` for the rest.
     """
-    classes = host_of(model).outputs().pixel_classes
-    if classes is not None and (labels or has_masks(data)):
-        pairs = open_pairs(data, classes, split, first_label)
-        return pixel_loader(pairs, host_of(model).data_config(), whole=whole, **options)
-    if first_label is not None:
-        raise PmvitError(f"first_label is for images with masks; got it for {data}")
-    num_classes = num_classes_of(model) if labels else None
-    return image_folder(data, host_of(model).data_config(), num_classes=num_classes, **options)
+    return create_loader(
+        open_images(model, data, labels=labels, split=split, first_label=first_label),
+        host_of(model).data_config(),
+        whole=whole,
+        batch_size=batch_size,
+        workers=workers,
+        shuffle=shuffle,
+        seed=seed,
+        strict=strict,
+        process=process,
+        processes=processes,
+    )
 
 
 def open_validation(
-    model: nn.Module,
-    data: str | Path,
-    *,
-    labels: bool,
-    workers: int,
-    process: tuple[int, int] = (0, 1),
-    first_label: int | None = None,
-) -> FolderLoader:
-    """Images to validate on, those of one of several processes: whole with their masks, or 64 a process at a time."""
-    options: dict[str, Any] = {"workers": workers, "process": process[0], "processes": process[1]}
-    if host_of(model).outputs().pixel_classes is not None and (labels or has_masks(data)):
-        options |= {"whole": True, "split": "val"}
-    else:
-        options["batch_size"] = 64 * process[1]
-    return open_loader(model, data, labels=labels, first_label=first_label, **options)
+    model: nn.Module, data: Any, labels: bool, workers: int, process: tuple[int, int], first_label: int | None
+) -> Any:
+    """Batches for one of several processes to validate on, again and again: of a path, a loader, or `None` if `None`.
+
+    Images with masks come whole; of others, every process gets 64 at a time.
+    """
+    index, count = process
+    if data is None or not isinstance(data, (str, Path)):
+        return data if data is None or count == 1 else EveryNth(data, index, count)
+    return open_loader(
+        model,
+        data,
+        labels=labels,
+        whole=True,
+        split="val",
+        first_label=first_label,
+        batch_size=64 * count,
+        workers=workers,
+        process=index,
+        processes=count,
+    )

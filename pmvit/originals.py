@@ -10,7 +10,10 @@ from pmvit.compression import Original, compression_of, decompress
 from pmvit.data.demo import DEMO, demo_model
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
+from pmvit.hosts.timm.model import FORBIDDEN_ARGUMENTS
 from pmvit.loading import create_model
+
+HERE = ("torchvision", "segmenter")  # what makes an architecture of its name without asking a hub
 
 
 def original_model(model: nn.Module) -> nn.Module | None:
@@ -40,16 +43,20 @@ def original_model(model: nn.Module) -> nn.Module | None:
 
 
 def _candidates(original: Original) -> Iterator[nn.Module]:
-    """Models on this machine that may be the original, each made when it is asked for."""
-    opened: list[tuple[str, str | None]] = [(saved, None) for saved in original.saved]
-    if original.source is not None:
-        opened.append((original.source, original.weights))
-    for name, weights in opened:
-        if name == DEMO:
-            yield demo_model()
-        if not Path(weights or name).exists():
+    """Models on this machine that may be the original, each made when it is asked for.
+
+    What is opened is written in a file, perhaps somebody else's: it may not have code run, or anything fetched.
+    """
+    if original.source == DEMO:
+        yield demo_model()
+    named = [(original.source, original.weights)] if original.source is not None else []
+    for name, weights in [*((saved, None) for saved in original.saved), *named]:
+        library, colon, _ = name.partition(":")
+        is_here = Path(name).exists() if weights is None else Path(weights).exists() and (not colon or library in HERE)
+        arguments = original.arguments if name == original.source else {}
+        if not is_here or FORBIDDEN_ARGUMENTS & set(arguments):
             continue
         try:
-            yield create_model(name, weights, **(original.arguments if name == original.source else {}))
+            yield create_model(name, weights, **arguments)
         except PmvitError:  # it is another model now, or none
             continue

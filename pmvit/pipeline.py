@@ -13,8 +13,9 @@ from pmvit.card import CardDetails, write_card
 from pmvit.compression import compress
 from pmvit.config import FinetuneConfig, MeasureOptions, MergeCostConfig, PlanConfig, ScoreConfig
 from pmvit.config.training import Learn
-from pmvit.data.folder import Broken
+from pmvit.data.loaders import Broken
 from pmvit.errors import PmvitError
+from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.files import check_fields, check_writable, config_from, read_document, write_text
 from pmvit.fingerprint import fingerprint
@@ -127,9 +128,7 @@ def run(
     is_main = process[0] == 0
     evaluated = (folder / RESULTS_FILE).exists()
     if not evaluated:  # what there is to evaluate on is opened now: an error is better found before the work than after
-        validation = open_validation(
-            model, val, labels=tuning.labels, workers=tuning.workers, process=process, first_label=first_label
-        )
+        validation = open_validation(model, val, tuning.labels, tuning.workers, process, first_label)
         check_savable(model, arguments)
     configs = {"measure": asdict(measuring), "plan": asdict(plan_config), "finetune": asdict(tuning), "learn": learn}
     _claim(folder, {"model": fingerprint(model), "train": str(train), "val": str(val), **configs}, is_main)
@@ -197,7 +196,7 @@ def _evaluate(
     models = {"original": model, "compressed": load(folder / COMPRESSED), "tuned": load(folder)}
     rows = {}
     for stage, candidate in models.items():
-        reference = None if stage == "original" and tuning.labels else model
+        reference = None if stage == "original" and tuning.labels else Reference(model, "original")
         result = validate(
             candidate.to(device),
             loader,

@@ -19,9 +19,10 @@ most one entry, so both products are sums over short runs of tokens (`segment_su
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from pmvit.config.planning import Reconstruct
@@ -31,6 +32,7 @@ from pmvit.wrapping import WrappedBlock
 PRUNED = -1  # the group of a token that is in no group
 
 PRUNED = -1  # the group of a token that is in no group
+Made = TypeVar("Made")
 
 
 class SparseRows(NamedTuple):
@@ -88,7 +90,7 @@ def segment_sum(table: Tensor, rows: SparseRows, weights: Tensor) -> Tensor:
 
 def merge(tokens: Tensor, matrix: Tensor | SparseRows, weights: Tensor | None = None) -> Tensor:
     """`M Z` (Eq. 4) for (batch, tokens, width) tokens, with M dense or as sparse rows and their weights."""
-    if isinstance(matrix, Tensor):
+    if not isinstance(matrix, SparseRows):
         return torch.matmul(matrix.to(tokens.dtype), tokens)
     if weights is None:
         raise TypeError("sparse rows come with the weights of their entries; got none")
@@ -103,6 +105,40 @@ reconstruct = merge  # `R Y` (Eq. 7): the same product, from m tokens back to N
 def pruned_shortcut(tokens: Tensor, token_mask: Tensor) -> Tensor:
     """`(1 - T) Z` (Eq. 5): the pruned tokens as they came, zero elsewhere."""
     return tokens * (1 - token_mask.to(tokens.dtype))[:, None]
+
+
+@torch.fx.wrap  # one node of a traced graph
+def _learned_product(tokens: Tensor, rows: SparseRows, prefix: Tensor, weights: Tensor, is_shared: Tensor) -> Tensor:
+    """`merge` with the weights of prefix and patch tokens, of which only those with company learn."""
+    return merge(tokens, rows, torch.cat([prefix, torch.where(is_shared, weights, weights.detach())]))
+
+
+@torch.fx.wrap
+def _checked(tokens: Tensor, num_patches: int, num_prefix: int) -> Tensor:
+    """The tokens, or a `ValueError` if they are not as many as a plan is for."""
+    if tokens.shape[1] != num_patches + num_prefix:
+        raise ValueError(
+            f"expected {num_patches + num_prefix} tokens ({num_patches} patches + {num_prefix} prefix), "
+            f"got {tokens.shape[1]}: was the plan made for another image size?"
+        )
+    return tokens
+
+
+class LastMade(Generic[Made]):
+    """The last of what was made for a batch size and the like, in inference: many calls in a row ask for the same."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, Made] | None = None
+
+    def get(self, made_for: object, make: Callable[[], Made]) -> Made:
+        """What was made last, if it was for the same; a graph that is recorded has to show how it is made."""
+        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+            return make()
+        last = self._last  # another thread may replace it
+        if last is None or last[0] != made_for:
+            with torch.inference_mode(False), torch.no_grad():
+                self._last = last = (made_for, make())
+        return last[1]
 
 
 class TokenMatrices(nn.Module):
@@ -149,7 +185,8 @@ class TokenMatrices(nn.Module):
         self.num_patches = groups.numel()
         self.reconstruct = reconstruct
         self.learn = learn
-        self._repeated: dict[str, tuple[tuple[object, ...], SparseRows, Tensor]] = {}
+        self._last_merge = LastMade[tuple[SparseRows, Tensor]]()
+        self._last_reconstruct = LastMade[tuple[SparseRows, Tensor]]()
 
         all_groups = torch.cat([torch.arange(num_prefix), torch.where(groups == PRUNED, PRUNED, groups + num_prefix)])
         rows = merge_rows(all_groups, num_prefix + self.num_groups)
@@ -195,51 +232,52 @@ class TokenMatrices(nn.Module):
 
     def merge_matrix(self) -> Tensor:
         """M over the patch tokens, dense (m x N)."""
-        if self.learn == "dense":
-            return self.merge_weights
-        columns = self.merge_columns[self.num_prefix :] - self.num_prefix
-        offsets = self.merge_offsets[self.num_prefix :] - self.num_prefix
-        return dense_matrix(SparseRows(columns, offsets), self.merge_weights, self.num_patches)
+        return self._dense(self.merge_columns, self.merge_offsets, self.merge_weights, self.num_patches)
 
     def reconstruct_matrix(self) -> Tensor:
         """R over the patch tokens, dense (N x m)."""
+        return self._dense(
+            self.reconstruct_columns, self.reconstruct_offsets, self.reconstruct_weights, self.num_groups
+        )
+
+    def _dense(self, columns: Tensor, offsets: Tensor, weights: Tensor, width: int) -> Tensor:
         if self.learn == "dense":
-            return self.reconstruct_weights
-        columns = self.reconstruct_columns[self.num_prefix :] - self.num_prefix
-        offsets = self.reconstruct_offsets[self.num_prefix :] - self.num_prefix
-        return dense_matrix(SparseRows(columns, offsets), self.reconstruct_weights, self.num_groups)
+            return weights
+        patches = SparseRows(columns[self.num_prefix :] - self.num_prefix, offsets[self.num_prefix :] - self.num_prefix)
+        return dense_matrix(patches, weights, width)
 
     def merge_tokens(self, tokens: Tensor) -> Tensor:
         """`M Z`: (batch, tokens, width) to (batch, groups, width)."""
-        if self.learn == "dense":
-            prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
-            return torch.cat([prefix, merge(patches, self.merge_weights)], dim=1)
+        tokens = _checked(tokens, self.num_patches, self.num_prefix)
         rows = SparseRows(self.merge_columns, self.merge_offsets)
-        return self._product(tokens, "merge", rows, self.merge_weights)
+        return self._product(tokens, rows, self.merge_weights, self.merge_shared, self._last_merge)
 
     def reconstruct_tokens(self, groups: Tensor) -> Tensor:
         """`R Y`: (batch, groups, width) to (batch, tokens, width), zero at pruned tokens."""
-        if self.learn == "dense":
-            prefix, patches = groups.tensor_split([self.num_prefix], dim=1)
-            return torch.cat([prefix, reconstruct(patches, self.reconstruct_weights)], dim=1)
         rows = SparseRows(self.reconstruct_columns, self.reconstruct_offsets)
-        return self._product(groups, "reconstruct", rows, self.reconstruct_weights)
+        return self._product(groups, rows, self.reconstruct_weights, self.reconstruct_shared, self._last_reconstruct)
 
-    def _product(self, tokens: Tensor, name: str, rows: SparseRows, patch_weights: Tensor) -> Tensor:
+    def _product(
+        self,
+        tokens: Tensor,
+        rows: SparseRows,
+        weights: Tensor,
+        is_shared: Tensor,
+        last: LastMade[tuple[SparseRows, Tensor]],
+    ) -> Tensor:
         """What `merge` computes; in inference, rows and weights repeated for the last batch size are kept."""
+        if self.learn == "dense":
+            prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
+            return torch.cat([prefix, merge(patches, weights)], dim=1)
+        is_recorded = torch.jit.is_tracing() or not isinstance(tokens, Tensor)  # a torch.fx.Proxy
+        if is_recorded or torch.is_grad_enabled() or weights.is_inference():
+            return _learned_product(tokens, rows, self.prefix_weights, weights, is_shared)
         batch, count, width = tokens.shape
-        if patch_weights.requires_grad and torch.is_grad_enabled():
-            is_shared = self.merge_shared if name == "merge" else self.reconstruct_shared
-            patch_weights = torch.where(is_shared, patch_weights, patch_weights.detach())
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or patch_weights.is_inference():
-            return merge(tokens, rows, torch.cat([self.prefix_weights, patch_weights]))
-        made_for = (batch, tokens.device, patch_weights.dtype, patch_weights.data_ptr(), patch_weights._version)
-        if self._repeated.get(name, (None,))[0] != made_for:
-            with torch.inference_mode(False), torch.no_grad():
-                weights = torch.cat([self.prefix_weights, patch_weights]).repeat(batch)
-                self._repeated[name] = (made_for, repeat_rows(rows, batch, count), weights)
-        _, repeated, weights = self._repeated[name]
-        return segment_sum(tokens.reshape(-1, width), repeated, weights).view(batch, -1, width)
+        repeated, all_weights = last.get(
+            (batch, tokens.device, weights.dtype, weights.data_ptr(), weights._version),
+            lambda: (repeat_rows(rows, batch, count), torch.cat([self.prefix_weights, weights]).repeat(batch)),
+        )
+        return segment_sum(tokens.reshape(-1, width), repeated, all_weights).view(batch, -1, width)
 
 
 class PruneMerge(TokenMatrices, WrappedBlock):
@@ -256,8 +294,11 @@ class PruneMerge(TokenMatrices, WrappedBlock):
         attention_bias: Add the logarithm of each group's size to its attention scores.
         arguments_at_centres: Reduces the other arguments of a block call (rotary embedding, masks) to the group
             centres. It gets this module and the call's keyword arguments and returns those for the block.
-        options: `num_prefix`, `reconstruct`, `learn`, `device` and `dtype` of `TokenMatrices`; the block stays where it
-            is and keeps its type.
+        num_prefix: As in `TokenMatrices`, like all that follow; the block stays where it is and keeps its type.
+        reconstruct: `residual` or `pinv`.
+        learn: `group` or `dense`.
+        device: Where the weights go.
+        dtype: The type of the weights.
     """
 
     centres: Tensor
@@ -274,9 +315,15 @@ class PruneMerge(TokenMatrices, WrappedBlock):
         *,
         attention_bias: bool = False,
         arguments_at_centres: Callable[["PruneMerge", dict[str, Any]], dict[str, Any]] | None = None,
-        **options: Any,
+        num_prefix: int = 0,
+        reconstruct: Reconstruct = "residual",
+        learn: Learn = "group",
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(groups, weights, **options)
+        super().__init__(
+            groups, weights, num_prefix=num_prefix, reconstruct=reconstruct, learn=learn, device=device, dtype=dtype
+        )
         self.block = block
         self.arguments_at_centres = arguments_at_centres
         named = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -296,12 +343,6 @@ class PruneMerge(TokenMatrices, WrappedBlock):
     def forward(self, tokens: Tensor, *positional: Any, **arguments: Any) -> Any:
         shape = tokens.shape
         tokens = tokens.flatten(1, -2)  # rows and columns of a grid, if they come so
-        expected = self.num_prefix + self.num_patches
-        if tokens.shape[1] != expected:
-            raise ValueError(
-                f"expected {expected} tokens ({self.num_patches} patches + {self.num_prefix} prefix), "
-                f"got {tokens.shape[1]}: was the plan made for another image size?"
-            )
         merged = self.merge_tokens(tokens)
         output = self.block(merged, **self.block_arguments(positional, arguments))
         if isinstance(output, tuple):

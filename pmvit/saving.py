@@ -19,7 +19,7 @@ from pmvit.card import CardDetails, write_card
 from pmvit.commands import read_commands
 from pmvit.compression import Original, compression_of, decompress, wrap
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields, check_writable, parse_document, write_atomically, write_text
+from pmvit.files import check_fields, check_writable, parse_document, read_document, write_atomically, write_text
 from pmvit.hosts import OLD_FAMILIES, Host, host_class, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
@@ -183,10 +183,11 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     if config["version"] == 1:
         config = _upgraded(config, documents, path)
     model = host_class(config["host"]).build(config["model"]).to(getattr(torch, config["dtype"]))
-    if (record := config["compression"]) is not None:
+    if config["compression"] is not None:
+        record = check_fields(config["compression"], ("kind", "learn", "original"), f"{path}: compression")
         kind = record["kind"]
-        if kind not in RECIPES:
-            raise PmvitError(f"{path}: expected a model compressed by a {' or a '.join(RECIPES)}; got {kind!r}")
+        if kind not in RECIPES or f"{kind}.json" not in documents:
+            raise PmvitError(f"{path}: expected a model with its {' or '.join(RECIPES)}; got one with {kind!r}")
         what = resolve_name(RECIPES[kind])(documents[f"{kind}.json"], f"{path}: {kind}")
         wrap(model, what, record["learn"], _found(record["original"], path))
     load_tensors(model, tensors, str(path), assign=True)
@@ -194,24 +195,29 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
 
 
 def _upgraded(config: dict[str, Any], documents: dict[str, str], path: Path) -> dict[str, Any]:
-    """The configuration of version 1 as version 2 has it: hosts had sentences, methods were in it, originals nowhere.
-
-    An original was kept in `compressed` of a run, and in the model that fine-tuning began with; before fine-tuning, the
-    model itself holds its weights.
-    """
+    """The configuration of version 1 as version 2 has it: hosts were sentences, methods in it, originals nowhere."""
     kind = "plan" if "plan.json" in documents else "method" if "method" in config else None
     if kind == "method":
         documents["method.json"] = json.dumps(config["method"])
-    saved = [path]
-    if (path / "finetune.json").exists():
-        tuning = json.loads((path / "finetune.json").read_text(encoding="utf-8"))
-        saved = [path / "compressed", *map(Path, filter(None, [(tuning.get("command") or {}).get("model")]))]
-    elif any("calibrate" in command["command"] for command in read_commands(path)):
-        saved = []
     host = OLD_FAMILIES.get(config["family"], config["family"])
-    original = Original(None, saved=tuple(str(one.absolute()) for one in saved))
+    original = Original(None, saved=tuple(str(place.absolute()) for place in _old_places(path)))
     record = {"kind": kind, "learn": config["learn"] or "group", "original": asdict(original)}
     return {**config, "host": host, "compression": None if kind is None else record}
+
+
+def _old_places(path: Path) -> list[Path]:
+    """Where the original of a model of version 1 is: `compressed` of a run, or the model that fine-tuning began with.
+
+    Of a model that was not tuned, it is the model itself.
+    """
+    try:
+        if (path / "finetune.json").exists():
+            command = read_document(path / "finetune.json", "pmvit-finetune", 1).get("command") or {}
+            return [path / "compressed", *([Path(command["model"])] if "model" in command else [])]
+        tuned = any("calibrate" in made["command"] for made in read_commands(path))
+    except PmvitError:  # whoever reads these files for what they are will say what is wrong
+        return []
+    return [] if tuned else [path]
 
 
 def _found(data: dict[str, Any], path: Path) -> Original:

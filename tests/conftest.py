@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import pmvit
-from pmvit.data.folder import image_folder
+from pmvit.data.loaders import create_loader
+from pmvit.data.sources import open_source
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
 from tests.helpers import make_pictures, small_vit
@@ -38,7 +39,7 @@ def deit_tiny() -> nn.Module:
 def train_batches(deit_tiny: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """64 ImageNet training images in four batches."""
     config = host_of(deit_tiny).data_config()
-    loader = image_folder(DATA / "imagenet/train", config, num_classes=1000, batch_size=16, workers=0, shuffle=True)
+    loader = create_loader(open_source(DATA / "imagenet/train", 1000), config, batch_size=16, workers=0, shuffle=True)
     return [batch for batch, _ in zip(loader, range(4), strict=False)]
 
 
@@ -57,7 +58,9 @@ def vit_tiny() -> nn.Module:
 def real_images(vit_tiny: nn.Module) -> torch.Tensor:
     """Eight ImageNet training images, prepared for ViT-Tiny."""
     config = host_of(vit_tiny).data_config()
-    images, _ = next(iter(image_folder(DATA / "imagenet/train", config, batch_size=8, workers=0, shuffle=True)))
+    images, _ = next(
+        iter(create_loader(open_source(DATA / "imagenet/train"), config, batch_size=8, workers=0, shuffle=True))
+    )
     return images
 
 

@@ -242,9 +242,9 @@ def test_descriptions_are_checked_before_they_are_built(description: dict[str, o
         "crop_mode": "center",
     }
     whole = {"architecture": "vit_tiny_patch16_224", "arguments": {"depth": 1}, "data": data}
-    assert TimmViT().build(whole).embed_dim == 192
+    assert TimmViT.build(whole).embed_dim == 192
     with pytest.raises(pmvit.PmvitError, match=message):
-        TimmViT().build({**whole, **description})
+        TimmViT.build({**whole, **description})
 
 
 def test_foreign_files_are_refused(small_model: nn.Module, tmp_path: Path) -> None:

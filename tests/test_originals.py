@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import pmvit
-from pmvit.compression import compression_of, record_source
+from pmvit.compression import Original, compression_of, record_source
 from pmvit.data.demo import DEMO, demo_model
 from pmvit.fingerprint import fingerprint
 from pmvit.originals import original_model
@@ -27,6 +27,12 @@ def tuned(model: nn.Module) -> nn.Module:
     return model
 
 
+def recorded(model: nn.Module) -> Original:
+    compression = compression_of(model)
+    assert compression is not None
+    return compression.original
+
+
 def is_original(found: nn.Module | None) -> bool:
     assert found is None or compression_of(found) is None
     return found is not None and fingerprint(found) == fingerprint(small_vit())
@@ -34,7 +40,7 @@ def is_original(found: nn.Module | None) -> bool:
 
 def test_it_is_the_model_itself_until_its_weights_change(tmp_path: Path) -> None:
     for small in (compressed(), tome(small_vit(), 4)):
-        assert compression_of(small).original.fingerprint == fingerprint(small_vit())
+        assert recorded(small).fingerprint == fingerprint(small_vit())
         assert is_original(original_model(small))
         assert compression_of(small) is not None
         assert original_model(tuned(small)) is None
@@ -68,7 +74,7 @@ def test_it_is_opened_from_where_it_came(tmp_path: Path, monkeypatch: pytest.Mon
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     small = pmvit.load("out")
-    original = compression_of(small).original
+    original = recorded(small)
     assert (original.source, original.arguments) == ("vit_tiny_patch16_224", arguments)
     monkeypatch.chdir("/")
     pmvit.save(tuned(small), tmp_path / "tuned")
@@ -76,6 +82,20 @@ def test_it_is_opened_from_where_it_came(tmp_path: Path, monkeypatch: pytest.Mon
     assert is_original(original_model(pmvit.load(tmp_path / "tuned")))
     (tmp_path / "weights.safetensors").unlink()
     assert original_model(pmvit.load(tmp_path / "tuned")) is None
+
+
+def test_a_file_cannot_have_other_files_read(tmp_path: Path) -> None:
+    save_file(small_vit().state_dict(), tmp_path / "weights.safetensors")
+    small = tuned(compressed())
+    arguments = {"img_size": 96, "embed_dim": 48, "depth": 3, "num_heads": 3}
+    places = ("vit_tiny_patch16_224", "hf-hub:somebody/something")
+    for name, more, found in (
+        (places[0], {}, True),
+        (places[0], {"checkpoint_path": "x.pth"}, False),
+        (places[1], {}, False),
+    ):
+        record_source(small, name, str(tmp_path / "weights.safetensors"), {**arguments, **more})
+        assert is_original(original_model(small)) is found
 
 
 def test_a_name_alone_is_not_fetched_and_the_demo_is_at_hand() -> None:
@@ -91,12 +111,13 @@ def test_a_name_alone_is_not_fetched_and_the_demo_is_at_hand() -> None:
 
 def test_models_of_version_1_know_where_it_used_to_be(tmp_path: Path) -> None:
     original = fingerprint(pmvit.load(FIXTURES / "saved_original"))
-    for name in ("saved_model", "saved_method", "saved_model.safetensors", "run"):
+    for name in ("saved_model", "saved_method", "saved_model.safetensors"):
         found = original_model(pmvit.load(FIXTURES / name))
         assert found is not None
-        assert name == "run" or fingerprint(found) == original
+        assert fingerprint(found) == original
     shutil.copytree(FIXTURES / "run", tmp_path / "run")
-    compressed_again = pmvit.load(FIXTURES / "run" / "compressed")
-    assert fingerprint(found) == fingerprint(pmvit.decompress(compressed_again))
+    found = original_model(pmvit.load(tmp_path / "run"))
+    assert found is not None
+    assert fingerprint(found) == fingerprint(pmvit.decompress(pmvit.load(FIXTURES / "run" / "compressed")))
     shutil.rmtree(tmp_path / "run" / "compressed")
     assert original_model(pmvit.load(tmp_path / "run")) is None

@@ -14,6 +14,7 @@ from torch import nn
 import pmvit
 from pmvit.config import PlanConfig
 from pmvit.hosts.timm.model import TimmModel
+from pmvit.methods import PsVit
 from pmvit.saving import check_savable
 from tests.helpers import QUIET, compressed, make_pictures, small_plan, small_vit, tome
 
@@ -25,13 +26,17 @@ def config_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+def loaded(path: Path) -> Any:
+    return pmvit.load(path)
+
+
 def relu_vit() -> nn.Module:
     """Its shapes do not tell that it was made with another activation."""
     return small_vit(act_layer="relu")
 
 
 def test_a_model_is_built_again_once_and_not_at_every_save(tmp_path: Path) -> None:
-    small = compressed()
+    small: Any = compressed()
     with patch.object(TimmModel, "build", autospec=True, side_effect=TimmModel.build) as build:
         check_savable(small)
         builds = build.call_count
@@ -41,8 +46,8 @@ def test_a_model_is_built_again_once_and_not_at_every_save(tmp_path: Path) -> No
                 small.head.weight.add_(0.1)
             pmvit.save(small, tmp_path / str(number))
         assert build.call_count == builds
-    assert torch.equal(pmvit.load(tmp_path / "2").head.weight, small.head.weight)
-    assert not torch.equal(pmvit.load(tmp_path / "1").head.weight, small.head.weight)
+    assert torch.equal(loaded(tmp_path / "2").head.weight, small.head.weight)
+    assert not torch.equal(loaded(tmp_path / "1").head.weight, small.head.weight)
 
 
 def test_a_model_that_changed_since_it_was_checked_is_checked_again(tmp_path: Path) -> None:
@@ -50,7 +55,7 @@ def test_a_model_that_changed_since_it_was_checked_is_checked_again(tmp_path: Pa
     pmvit.save(small, tmp_path / "out")
     small.pretrained_cfg["crop_pct"] = 0.5
     pmvit.save(small, tmp_path / "out")
-    assert pmvit.load(tmp_path / "out").pretrained_cfg["crop_pct"] == 0.5
+    assert loaded(tmp_path / "out").pretrained_cfg["crop_pct"] == 0.5
     small.blocks[1].block.mlp.act = nn.ReLU()
     with pytest.raises(pmvit.PmvitError, match="gives another output than this model"):
         pmvit.save(small, tmp_path / "out")
@@ -105,14 +110,14 @@ def test_version_1_becomes_version_2_when_it_is_saved_again(tmp_path: Path) -> N
 
 def test_options_that_have_another_name_now_are_read(tmp_path: Path) -> None:
     blocks = tuple(2 if patch % 3 else 1 for patch in range(36))
-    small = pmvit.compress(small_vit(), pmvit.methods.PsVit(0.5, blocks))
+    small: Any = pmvit.compress(small_vit(), PsVit(0.5, blocks))
     pmvit.save(small, tmp_path / "out")
     text = (tmp_path / "out" / "method.json").read_text()
     (tmp_path / "out" / "method.json").write_text(text.replace("blocks_per_patch", "lives"))
     config = config_of(tmp_path / "out")
     config["sha256"]["method.json"] = hashlib.sha256((tmp_path / "out" / "method.json").read_bytes()).hexdigest()
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    assert pmvit.load(tmp_path / "out").compression.what == small.compression.what
+    assert loaded(tmp_path / "out").compression.what == small.compression.what
 
 
 def test_kinds_and_versions_that_are_not_there_yet_are_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pmvit.card import CardDetails
     from pmvit.config import MeasureOptions
-    from pmvit.data.folder import Broken, FolderLoader
+    from pmvit.data.loaders import Broken, ImageLoader
     from pmvit.measuring import MergeCosts, Scores
     from pmvit.planning import Plan
 
@@ -165,7 +165,7 @@ def measured_on(
 
 def open_images(
     model: "nn.Module", data: str, reading: Reading, limit: int | None, *, strict: bool = False
-) -> "FolderLoader":
+) -> "ImageLoader":
     """Images to evaluate on, some of all if there is a limit: in batches, or whole with the masks that they have."""
     from pmvit.data.segmentation import has_masks
     from pmvit.hosts import host_of

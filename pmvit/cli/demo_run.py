@@ -12,8 +12,11 @@ from torch import nn
 from pmvit.card import CardDetails
 from pmvit.compression import compress, record_source
 from pmvit.config import FinetuneConfig
-from pmvit.data.demo import CLASSES, DEMO, MEAN, STD, demo_images, demo_loader, demo_model
-from pmvit.evaluation import Evaluation, evaluate
+from pmvit.data.demo import CLASSES, DEMO, demo_images, demo_loader, demo_model
+from pmvit.evaluation.classification import Evaluation, evaluate
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.measures import MEASURES
+from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.measuring import measure
 from pmvit.measuring.flops import flops
@@ -21,10 +24,10 @@ from pmvit.pipeline import measured_file
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
 from pmvit.reporting.blocks import blocks_of
-from pmvit.reporting.measured import BATCHES, Measured
-from pmvit.reporting.page import report
-from pmvit.reporting.sheets import Photo, about, blocks_sheet
-from pmvit.runtime.bench.timing import Ratio
+from pmvit.reporting.images import InputImages
+from pmvit.reporting.page.measurements import BATCHES, Measurements
+from pmvit.reporting.page.report import report
+from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks
 from pmvit.saving import save
 from pmvit.training import finetune
 from pmvit.training.metrics import FILE as METRICS
@@ -59,12 +62,13 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     measured.save(measured_file(output, measured.config))
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]
-    photo = Photo(name, test[0][0][0], (MEAN,), (STD,))
-    blocks_sheet(photo, blocks_of(small), chosen.reconstruct, about(small)).save(output / "blocks.png", "png")
+    photo = Photo(name, test[0][0][0], InputImages(small))
+    figure = draw_blocks(photo, blocks_of(small), chosen.reconstruct, describe_model(small))
+    figure.save(output / "blocks.png", "png")
     page = report(output, output / "report.html", data=DEMO, original=model)
 
-    rows = (Measured.read(page.with_suffix(".json")).speed or {})["rows"]
-    speeds = {row["variant"]: Ratio(*row["speedup"]) for row in rows if row["batch"] == BATCHES[-1]}
+    rows = (Measurements.read(page.with_suffix(".json")).speed or {})["rows"]
+    speeds = {row["variant"]: Estimate(*row["speedup"]) for row in rows if row["batch"] == BATCHES[-1]}
     costs = flops(model).gflops, flops(small).gflops
     _summarize(console, compressed, tuned, costs, speeds)
     console.print(f"what each block keeps of a test image ({name}): {output / 'blocks.png'}")
@@ -76,7 +80,9 @@ def run(output: Path, console: Console) -> dict[str, Any]:
         "report": page,
         "evaluations": evaluations,
         "gflops": {"original": costs[0], "compressed": costs[1], "tuned": costs[1]},
-        "speedups": {variant: ratio._asdict() for variant, ratio in speeds.items()},
+        "speedups": {
+            variant: {"median": ratio.value, "low": ratio.low, "high": ratio.high} for variant, ratio in speeds.items()
+        },
     }
 
 
@@ -85,17 +91,18 @@ def _summarize(
     compressed: Evaluation,
     tuned: Evaluation,
     costs: tuple[float, float],
-    speeds: dict[str, Ratio],
+    speeds: dict[str, Estimate],
 ) -> None:
     """Print accuracy, cost and speed before and after."""
     title = f"Fashion-MNIST, {compressed.images} test images, {TUNING.epochs} short epochs"
     summary = Table(title=title, pad_edge=False)
     for name in ("", "original", "compressed", "fine-tuned"):
         summary.add_column(name, justify="right" if name else "left")
-    summary.add_row("top-1", *(f"{top1:.1%}" for top1 in (compressed.reference_top1, compressed.top1, tuned.top1)))
+    accuracies = (compressed.reference_top1, compressed.top1, tuned.top1)
+    summary.add_row(MEASURES["top1"].title, *(format_number(value, ".1%") for value in accuracies))
     agreements = (compressed.agreement, tuned.agreement)
-    summary.add_row("agreement with the original", "", *(f"{value:.1%}" for value in agreements))
-    summary.add_row("GFLOPs (MACs)", f"{costs[0]:.3f}", f"{costs[1]:.3f}", "")
+    summary.add_row(MEASURES["agreement"].full_title, "", *(format_number(value, ".1%") for value in agreements))
+    summary.add_row("GFLOPs (MACs)", *(format_number(cost, ".3f") for cost in costs), "")
     summary.add_row(f"speed, batch of {BATCHES[-1]}, eager", "1.00x", str(speeds["compressed"]), "")
     summary.add_row("  optimised for inference", "", str(speeds["optimized"]), "")
     console.print(summary)

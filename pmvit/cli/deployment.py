@@ -113,4 +113,4 @@ def benchmark(
     if as_json:
         print_json(json.loads(result.to_json()))
         return
-    console.table(result.COLUMNS, result.cells(), left=("runtime", "variant"), least_width=124)
+    console.table(result.columns(), result.cells(), left=("runtime", "variant"), least_width=124)

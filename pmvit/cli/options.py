@@ -224,7 +224,7 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; as many a
 Rounds = Annotated[int, typer.Option(min=3, help="Turns of each.")]
 Names = Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")]
 Teacher = Annotated[str | None, typer.Option(help="Another teacher than the model uncompressed.")]
-Original = Annotated[str | None, typer.Option(help="A saved model to compare with; else the one this was made of.")]
+Original = Annotated[str | None, typer.Option(help="Where the original is, a path or a name; else where it came from.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document and nothing else.", callback=keep_output_for_json)
 ]

@@ -11,7 +11,7 @@ from pmvit.cli.screen import console, print_json
 from pmvit.config import ScoreConfig
 
 if TYPE_CHECKING:
-    from pmvit.reporting.visualize import Formats, What
+    from pmvit.reporting.pictures.visualize import Formats, What
 
 
 @app.command()
@@ -51,8 +51,10 @@ def segment(
         ]
         print_json({"sheet": str(sheet), "images": rows, "broken_files": made.broken.files})
         return
+    from pmvit.evaluation.tables import format_number
+
     cells = [
-        (path.name, *("-" if value is None else f"{value:.1%}" for value in values))
+        (path.name, *(format_number(value, ".1%") for value in values))
         for path, values in zip(pictures, measures, strict=True)
     ]
     console.table(("picture", "agreement", "mIoU", "compressed"), cells)

@@ -177,7 +177,7 @@ def finetune(
         return
     _print_tuned(result.best, result.best_epoch, config.epochs)
     if result.broken:
-        from pmvit.data.folder import Broken
+        from pmvit.data.loaders import Broken
 
         print_broken(Broken(result.broken), what="left out of training")
     console.print(f"tuned model: {output}")
@@ -244,28 +244,17 @@ def run(
     console.print(f"tuned model: {output}")
 
 
-STAGE_COLUMNS = {
-    "top1": ("top-1", "{:.2%}"),
-    "top5": ("top-5", "{:.2%}"),
-    "miou": ("mIoU", "{:.2%}"),
-    "pixel_accuracy": ("pixel accuracy", "{:.2%}"),
-    "agreement": ("agreement", "{:.2%}"),
-    "kl": ("KL", "{:.4f}"),
-    "cosine": ("cosine", "{:.4f}"),
-}
-
-
 def _print_stages(results: "RunResults") -> None:
     """Original, compressed and tuned side by side, by what was measured."""
+    from pmvit.evaluation.measures import MEASURES
+    from pmvit.evaluation.tables import format_number
+
     rows = {stage: asdict(result) for stage, result in results.evaluations.items()}
-    columns = {n: c for n, c in STAGE_COLUMNS.items() if any(row.get(n) is not None for row in rows.values())}
-    titles = (f"{next(iter(rows.values()))['images']} images", "GFLOPs", *(title for title, _ in columns.values()))
+    shown = ("top1", "top5", "miou", "pixel_accuracy", "agreement", "kl", "cosine")
+    names = [name for name in shown if any(row.get(name) is not None for row in rows.values())]
+    titles = (f"{next(iter(rows.values()))['images']} images", "GFLOPs", *(MEASURES[name].title for name in names))
     cells = [
-        (
-            stage,
-            f"{results.gflops[stage]:.3f}",
-            *("-" if row[name] is None else form.format(row[name]) for name, (_, form) in columns.items()),
-        )
+        (stage, format_number(results.gflops[stage], ".3f"), *(MEASURES[name].text(row[name]) for name in names))
         for stage, row in rows.items()
     ]
     console.table(titles, cells)

@@ -1,6 +1,6 @@
 """Methods side by side at equal cost."""
 
 from pmvit.comparison.run import compare
-from pmvit.comparison.table import Compared, Comparison
+from pmvit.comparison.table import Comparison, ComparisonRow
 
-__all__ = ["Compared", "Comparison", "compare"]
+__all__ = ["Comparison", "ComparisonRow", "compare"]

@@ -9,23 +9,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from pmvit.comparison.candidates import OURS, Candidate, Evidence, candidate, check_names, counted
-from pmvit.comparison.table import Compared, Comparison
+from pmvit.comparison.making import OURS, MethodInputs, check_methods, make_smaller
+from pmvit.comparison.table import Comparison, ComparisonRow
 from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
-from pmvit.evaluation.classification import evaluate_all
-from pmvit.evaluation.segmentation import evaluate_segmentation
+from pmvit.evaluation.classification import Evaluation, evaluate_all
+from pmvit.evaluation.reference import Reference
+from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation, labels_pixels
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring import MergeCosts, Scores
+from pmvit.measuring.flops import flops
 from pmvit.methods import Method
 from pmvit.progress import track
-from pmvit.runtime.bench.run import Makers, known_runtimes, measure, ready
+from pmvit.runtime.bench.run import Makers, first_line, known_runtimes, measure, ready
 from pmvit.runtime.bench.variants import variant
 from pmvit.runtime.export.run import built_in_images
 from pmvit.runtime.export.targets import as_exported
 
-PASSES = ", optimized"  # behind our names where the passes for inference are measured, too
+OPTIMIZED = ", optimized"  # behind our names where the passes for inference are measured, too
 
 
 def compare(
@@ -74,74 +76,87 @@ def compare(
     if compression_of(model) is not None:
         raise PmvitError("expected an original model to compare methods on; this one is compressed: use the original")
     budgets = [gflops] if isinstance(gflops, (int, float)) else list(gflops)
-    evidence = Evidence(scores, merge_costs, images)
-    names = list(methods or evidence.variants())
-    check_names(names)
+    inputs = MethodInputs(scores, merge_costs, images)
+    names = list(methods or inputs.methods())
+    check_methods(names)
     runtimes = known_runtimes(runtimes)
     model = copy.deepcopy(model).eval()
-    candidates = [counted(Compared("original", "original"), model)]
+    rows, models = [ComparisonRow("original", "original")], {"original": model}
     asked = [(budget, name) for budget in budgets for name in names]
     for budget, name in track(asked, "search strengths", len(asked), show=progress):
-        row = Compared(f"{name} {budget:g}" if len(budgets) > 1 else name, name, wanted=budget)
-        candidates.append(candidate(model, row, budget, evidence))
+        row = ComparisonRow(f"{name} {budget:g}" if len(budgets) > 1 else name, name, wanted=budget)
+        try:
+            models[row.name], options = make_smaller(model, name, budget, inputs)
+            rows.append(replace(row, options=options))
+        except PmvitError as error:
+            rows.append(replace(row, failure=str(error)))
     for name, other in (others or {}).items():
         used = compression_of(other)
         described = used.what.describe() if used is not None and isinstance(used.what, Method) else {}
-        candidates.append(counted(Compared(name, "given", described), other))
-    candidates = _evaluated(candidates, data, progress)
-    if exports:
-        candidates = [(row if made is None else replace(row, **tried_export(made)), made) for row, made in candidates]
-    return _timed(candidates, runtimes, batches, rounds, threads, progress)
-
-
-def _evaluated(candidates: list[Candidate], data: Iterable[Any], progress: bool) -> list[Candidate]:
-    (_, original), *_ = candidates
-    if original is None:
-        return candidates
-    made = [model for _, model in candidates if model is not None]
-    if host_of(original).outputs().pixel_classes is None:
-        found: list[Any] = list(evaluate_all(made, data, reference=original, progress=progress))
+        rows.append(ComparisonRow(name, "given", described))
+        models[name] = other
+    reference = Reference(model, "original")
+    evaluations: dict[str, Evaluation | SegmentationEvaluation]
+    if labels_pixels(model):
+        evaluations = {
+            name: evaluate_segmentation(each, data, reference=reference, progress=progress)
+            for name, each in models.items()
+        }
     else:
-        found = [evaluate_segmentation(one, data, reference=original, progress=progress) for one in made]
-    results = iter(found)
-    return [(row if one is None else replace(row, evaluation=next(results)), one) for row, one in candidates]
+        found = evaluate_all(list(models.values()), data, reference=reference, progress=progress)
+        evaluations = dict(zip(models, found, strict=True))
+    for index, row in enumerate(rows):
+        if row.name in models:
+            cost = flops(models[row.name])
+            row = replace(row, gflops=cost.gflops, parameters=cost.parameters, evaluation=evaluations[row.name])
+            rows[index] = replace(row, **try_export(models[row.name])) if exports else row
+    if not runtimes:
+        return Comparison(rows)
+    return _timed(rows, models, runtimes, batches, rounds, threads, progress)
 
 
-def tried_export(model: nn.Module) -> dict[str, Any]:
+def try_export(model: nn.Module) -> dict[str, Any]:
     """Fields of a row: whether `torch.export` makes a graph of a model for any batch size, and if not, why."""
     images = built_in_images(host_of(model).input_size(), 2)
     try:
         as_exported(as_module(copy.deepcopy(model).cpu().float().requires_grad_(False)), images, any_batch=True)
     except Exception as error:  # whatever the exporter stumbles over is the result
-        lines = str(error).strip().splitlines()
-        return {"exports": False, "failure": f"{type(error).__name__}: {lines[0][:120] if lines else ''}"}
+        return {"exports": False, "failure": first_line(error)}
     return {"exports": True}
 
 
 def _timed(
-    candidates: list[Candidate],
+    rows: Sequence[ComparisonRow],
+    models: Mapping[str, nn.Module],
     runtimes: Sequence[str],
     batches: Sequence[int],
     rounds: int,
     threads: int | None,
     progress: bool,
 ) -> Comparison:
-    (_, original), *_ = candidates
-    if not runtimes or original is None:
-        return Comparison([row for row, _ in candidates])
+    """The rows with their speeds; behind each of ours, the same after the passes for inference."""
     makers: Makers = {}
-    for row, made in candidates:
-        if made is not None:
-            still = copy.deepcopy(made).to("cpu", torch.float32)
+    for row in rows:
+        if row.name in models:
+            still = copy.deepcopy(models[row.name]).to("cpu", torch.float32)
             makers[row.name] = partial(ready, still)
             if row.method in OURS:
-                makers[row.name + PASSES] = partial(variant, "optimized", still)
-    benchmark = measure(original.cpu().float(), makers, runtimes, batches, rounds, threads, None, False, progress)
-    rows = []
-    for row, _ in candidates:
-        timed = tuple(speed for speed in benchmark.rows if speed.variant == row.name)
-        rows.append(replace(row, speeds=timed))
-        if row.name + PASSES in makers:
-            passes = tuple(speed for speed in benchmark.rows if speed.variant == row.name + PASSES)
-            rows.append(replace(row, name=row.name + PASSES, speeds=passes, gflops=passes[0].gflops))
-    return Comparison(rows, benchmark.environment)
+                makers[row.name + OPTIMIZED] = partial(variant, "optimized", still)
+    benchmark = measure(
+        models["original"],
+        makers,
+        runtimes=runtimes,
+        batches=batches,
+        rounds=rounds,
+        threads=threads,
+        progress=progress,
+    )
+    timed = []
+    for row in rows:
+        for name in (row.name, row.name + OPTIMIZED):
+            speeds = tuple(speed for speed in benchmark.rows if speed.variant == name)
+            if name == row.name:
+                timed.append(replace(row, speeds=speeds))
+            elif speeds:
+                timed.append(replace(row, name=name, speeds=speeds, gflops=speeds[0].gflops))
+    return Comparison(timed, benchmark.environment)

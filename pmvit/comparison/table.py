@@ -1,21 +1,22 @@
 """What a comparison found: as a table, as JSON, and as a picture of accuracy over cost."""
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from pmvit.evaluation import Evaluation
+from pmvit.evaluation.classification import Evaluation
+from pmvit.evaluation.measures import MEASURES, main_measure
 from pmvit.evaluation.segmentation import SegmentationEvaluation
-from pmvit.files import write_atomically, write_text
-from pmvit.runtime.bench.run import Row
+from pmvit.evaluation.tables import NOT_MEASURED, Results, format_number
+from pmvit.runtime.bench.table import BenchmarkRow
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#555555")
 MARKS = "os^Dv<>P"
+COLUMNS = ("top1", "miou", "agreement", "kl", "cosine")
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparisonRow:
     """One method at one cost.
 
     Attributes:
@@ -38,88 +39,54 @@ class Compared:
     gflops: float | None = None
     parameters: int | None = None
     evaluation: Evaluation | SegmentationEvaluation | None = None
-    speeds: tuple[Row, ...] = ()
+    speeds: tuple[BenchmarkRow, ...] = ()
     exports: bool | None = None
     failure: str | None = None
 
     @property
     def quality(self) -> float | None:
-        """What stands for how good it is: top-1 or mIoU; without labels agreement, or cosine without classes."""
-        found = self.evaluation
-        if isinstance(found, SegmentationEvaluation):
-            return found.agreement if found.miou is None else found.miou
-        if found is None:
-            return None
-        return next((value for value in (found.top1, found.agreement, found.cosine) if value is not None), None)
+        """How good it is by the main measure of its evaluation; more is better."""
+        return None if self.evaluation is None else self.evaluation.quality
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Results):
     """All methods on the same images, and where their speed was measured."""
 
-    rows: list[Compared]
-    environment: dict[str, Any] = field(default_factory=dict)
+    rows: list[ComparisonRow]
+    name: ClassVar = "comparison"
 
     def columns(self) -> list[str]:
-        """The heads of the table: what was measured."""
-        names = [name for name, _ in self._measures()]
-        return [
-            "method",
-            "GFLOPs",
-            *names,
-            *(f"{runtime}, batch {batch}" for runtime, batch in self._places()),
-            "exports",
-        ]
+        measures = [MEASURES[name].title for name in self._measures()]
+        return ["method", "GFLOPs", *measures, *(f"{runtime}, batch {n}" for runtime, n in self._settings()), "exports"]
 
     def cells(self) -> list[list[str]]:
         """The rows as text, under `columns`; a speed is a number of times that of the original."""
         return [self._cells_of(row) for row in self.rows]
 
-    def _cells_of(self, row: Compared) -> list[str]:
-        cells = [row.name, "-" if row.gflops is None else f"{row.gflops:.3f}"]
+    def _cells_of(self, row: ComparisonRow) -> list[str]:
+        cells = [row.name, format_number(row.gflops, ".3f")]
         if row.evaluation is None:
             return [*cells, f"nothing: {row.failure}", *[""] * (len(self.columns()) - 3)]
-        measured = asdict(row.evaluation)
-        for _, attribute in self._measures():
-            value = measured[attribute]
-            form = "{:.4f}" if attribute in ("kl", "cosine") else "{:.1%}"
-            cells.append("-" if value is None else form.format(value))
-        speeds = {(speed.runtime, speed.batch): speed for speed in row.speeds}
-        for place in self._places():
-            speed = speeds.get(place)
-            cells.append("does not run" if speed is None or speed.speedup is None else str(speed.speedup))
-        return [*cells, {None: "-", True: "yes", False: "no"}[row.exports]]
+        measured = vars(row.evaluation)
+        cells += [MEASURES[name].text(measured[name]) for name in self._measures()]
+        speeds = {(speed.runtime, speed.batch): speed.speedup for speed in row.speeds}
+        cells += [str(speeds.get(setting) or "does not run") for setting in self._settings()]
+        return [*cells, {None: NOT_MEASURED, True: "yes", False: "no"}[row.exports]]
 
-    def _measures(self) -> list[tuple[str, str]]:
-        """What was measured of any model: the head of its column and the attribute."""
-        known = {"top1": "top-1", "miou": "mIoU", "agreement": "agreement", "kl": "KL", "cosine": "cosine"}
-        found = [asdict(row.evaluation) for row in self.rows if row.evaluation is not None]
-        return [(title, name) for name, title in known.items() if any(one.get(name) is not None for one in found)]
+    def _measures(self) -> list[str]:
+        """What was measured of any model."""
+        found = [vars(row.evaluation) for row in self.rows if row.evaluation is not None]
+        return [name for name in COLUMNS if any(one.get(name) is not None for one in found)]
 
-    def _places(self) -> list[tuple[str, int]]:
+    def _settings(self) -> list[tuple[str, int]]:
+        """Runtimes and batch sizes."""
         return list(dict.fromkeys((speed.runtime, speed.batch) for row in self.rows for speed in row.speeds))
 
-    def to_json(self) -> str:
-        return (
-            json.dumps({"environment": self.environment, "rows": [asdict(row) for row in self.rows]}, indent=1) + "\n"
-        )
-
-    def to_markdown(self) -> str:
-        said = ", ".join(f"{name} {value}" for name, value in self.environment.items())
-        lines = [f"| {' | '.join(self.columns())} |", f"|{'---|' * len(self.columns())}"]
-        lines += [f"| {' | '.join(cells)} |" for cells in self.cells()]
-        return "\n".join([f"{said}.", "", *lines] if said else lines) + "\n"
-
-    def write(self, folder: Path) -> None:
-        """Write `comparison.json`, `comparison.md` and `comparison.png`."""
-        write_text(folder / "comparison.json", self.to_json())
-        write_text(folder / "comparison.md", self.to_markdown())
-        write_atomically(folder / "comparison.png", self.draw)
-
-    def front(self) -> list[Compared]:
+    def front(self) -> list[ComparisonRow]:
         """Those that no other one beats in both cost and quality, from the cheapest on."""
         measured = [row for row in self.rows if row.gflops is not None and row.quality is not None]
-        found: list[Compared] = []
+        found: list[ComparisonRow] = []
         for row in sorted(measured, key=lambda row: (row.gflops, -(row.quality or 0.0))):
             if not found or (row.quality or 0.0) > (found[-1].quality or 0.0):
                 found.append(row)
@@ -130,31 +97,34 @@ class Comparison:
 
         What is nowhere half as good as the best is named and not drawn: the others could not be told apart beside it.
         """
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-        FigureCanvasAgg(figure)
         axis: Any = figure.subplots()
-        front = self.front()
-        axis.step([row.gflops for row in front], [row.quality for row in front], where="post", color="#cccccc", lw=5)
-        kinds: dict[str, list[Compared]] = {}
+        kinds: dict[str, list[ComparisonRow]] = {}
         for row in self.rows:
             if row.gflops is not None and row.quality is not None:
                 kinds.setdefault(row.name if row.method == "given" else row.method, []).append(row)
-        best = {name: max(row.quality or 0.0 for row in rows) for name, rows in kinds.items()}
-        far = [name for name, quality in best.items() if quality < max(best.values()) / 2]
+        name = next((main_measure(vars(row.evaluation)) for rows in kinds.values() for row in rows), None)
+        measure = MEASURES[name or COLUMNS[0]]
+        factor = -1 if name == "kl" else measure.factor  # a divergence is drawn as it is, the axis turned over
+        best = {kind: max(row.quality or 0.0 for row in rows) for kind, rows in kinds.items()}
+        far = [kind for kind, quality in best.items() if measure.is_share and quality < max(best.values()) / 2]
         if far:
             axis.set_title(f"below the chart: {', '.join(far)}", loc="left", fontsize=9)
-        for number, (name, rows) in enumerate(kinds.items()):
-            if name in far:
+        front = self.front()
+        steps = [row.gflops for row in front], [factor * (row.quality or 0.0) for row in front]
+        axis.step(*steps, where="post", color="#cccccc", lw=5)
+        for number, (kind, rows) in enumerate(kinds.items()):
+            if kind in far:
                 continue
             ordered = sorted(rows, key=lambda row: row.gflops or 0.0)
-            points = [row.gflops for row in ordered], [row.quality for row in ordered]
+            points = [row.gflops for row in ordered], [factor * (row.quality or 0.0) for row in ordered]
             mark, colour = MARKS[number // 8 % 8], COLOURS[number % 8]
-            axis.plot(*points, marker=mark, color="black" if name == "original" else colour, label=name)
-        measures = [title for title, _ in self._measures()]
-        axis.set(xlabel="GFLOPs (MACs) an image", ylabel=measures[0] if measures else "")
+            axis.plot(*points, marker=mark, color="black" if kind == "original" else colour, label=kind)
+        axis.set(xlabel="GFLOPs (MACs) an image", ylabel=measure.axis_title)
+        if name == "kl":
+            axis.invert_yaxis()
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
         figure.savefig(path, format="png", dpi=110)

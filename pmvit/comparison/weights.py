@@ -75,19 +75,19 @@ def gradients_of(model: nn.Module, data: Iterable[Any]) -> dict[str, Tensor]:
     """The gradient of the mean loss over images, by the names of parameters; the model is left as it was."""
     learner = copy.deepcopy(model).requires_grad_(True)
     device = next(learner.parameters()).device
-    seen = 0
+    num_images = 0
     with evaluation_mode(learner), torch.enable_grad():
         for batch in data:
             images, labels = unpack(batch)
             logits = predict(learner, images.to(device))
             wanted = logits.argmax(-1) if labels is None else labels.to(device)
             F.cross_entropy(logits, wanted, reduction="sum").backward()
-            seen += len(images)
-            if seen >= IMAGES:
+            num_images += len(images)
+            if num_images >= IMAGES:
                 break
-    if not seen:
+    if not num_images:
         raise PmvitError("expected at least one image for the gradients of taylor pruning; got none")
-    return {name: p.grad / seen for name, p in learner.named_parameters() if p.grad is not None}
+    return {name: p.grad / num_images for name, p in learner.named_parameters() if p.grad is not None}
 
 
 def pruned(model: nn.Module, ratio: float, importance: Importance, gradients: dict[str, Tensor]) -> nn.Module:
@@ -120,13 +120,13 @@ def pruned(model: nn.Module, ratio: float, importance: Importance, gradients: di
             num_heads={attention.qkv: attention.num_heads for attention in attentions},
         ).step()
     for attention, was_fused in zip(attentions, fused, strict=True):
-        _settle(attention, was_fused)
+        _resize(attention, was_fused)
     small.zero_grad(set_to_none=True)
     result: nn.Module = small.train(model.training)
     return result
 
 
-def _settle(attention: Host, was_fused: bool) -> None:
+def _resize(attention: Host, was_fused: bool) -> None:
     """Let attention know its new sizes, and keep the scale of its scores: a pruned dimension adds nothing to them."""
     before = attention.head_dim
     attention.attn_dim = attention.qkv.out_features // 3

@@ -8,12 +8,13 @@ from pmvit.config.base import choices, with_keywords
 from pmvit.config.inference import InferenceConfig, InferenceOptions
 from pmvit.config.measuring import MeasureOptions, MergeCostConfig, ScoreConfig
 from pmvit.config.planning import PAPER, PlanConfig, PlanOptions
-from pmvit.config.training import PRESETS, FinetuneConfig
+from pmvit.config.training import PRESETS, FinetuneConfig, FinetuneOptions
 
 __all__ = [
     "PAPER",
     "PRESETS",
     "FinetuneConfig",
+    "FinetuneOptions",
     "InferenceConfig",
     "InferenceOptions",
     "MeasureOptions",

@@ -23,7 +23,7 @@ class InferenceOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class InferenceConfig:
-    """Which passes run, and for what. Blocks on windows (Swin), whose tokens are all read, know `target` and `fuse`.
+    """Which passes run, and for what. Blocks on windows (Swin) know `target`, `fuse` and `form`: all tokens are read.
 
     Attributes:
         target: `eager` for PyTorch as it is; `graph` for compilers and exporters, which want no writing in place;

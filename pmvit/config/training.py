@@ -1,16 +1,61 @@
 """Options of `finetune`, `calibrate` and `run`, and presets of them."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pmvit.config.base import check_choices, expect
 from pmvit.errors import PmvitError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Learn = Literal["group", "dense"]  # what fine-tuning may change of M and R
 Scheduler = Literal["cosine", "tanh", "poly", "step", "multistep"]
 MatrixSchedule = Literal["frozen", "learnable", "learnable+frozen"]
 MixedPrecision = Literal["no", "fp16", "bf16"]
 Preset = Literal["deit_tiny", "deit_small", "mae_base", "swin_tiny", "segmenter", "calibrate", "quick"]
+
+
+class FinetuneOptions(TypedDict, total=False):
+    """Keywords of `finetune` and `calibrate`: fields of `FinetuneConfig`."""
+
+    epochs: int
+    batch_size: int
+    accumulate: int
+    optimizer: str
+    lr: float
+    min_lr: float
+    warmup_epochs: float
+    scheduler: Scheduler
+    weight_decay: float
+    clip: float
+    ema: float
+    alpha: float
+    temperature: float
+    labels: bool
+    label_smoothing: float
+    token_alpha: float
+    token_blocks: tuple[int, ...]
+    matrices: MatrixSchedule
+    freeze_matrices_after: int | None
+    matrix_lr_factor: float
+    crop_scale: tuple[float, float]
+    resize_scale: tuple[float, float]
+    hflip: float
+    color_jitter: float
+    auto_augment: str | None
+    random_erasing: float
+    mixup: float
+    cutmix: float
+    cpu: bool
+    mixed_precision: MixedPrecision | None
+    channels_last: bool
+    compile: bool
+    seed: int
+    workers: int
+    checkpoint_every: int
+    keep_checkpoints: int
+    log_with: str | None
 
 
 @dataclass(frozen=True)
@@ -139,7 +184,7 @@ class FinetuneConfig:
         return self.alpha > 0 or self.token_alpha > 0 or not self.labels
 
     @classmethod
-    def preset(cls, name: str, **options: Any) -> "FinetuneConfig":
+    def preset(cls, name: str, **options: "Unpack[FinetuneOptions]") -> "FinetuneConfig":
         """One of the presets, with other values where `options` say so."""
         if name not in PRESETS:
             raise PmvitError(f"expected one of the presets {', '.join(PRESETS)}; got {name!r}")

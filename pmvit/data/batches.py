@@ -1,8 +1,11 @@
 """What loaders yield: images, or pairs of images and labels."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,12 +23,40 @@ def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
     raise PmvitError(f"expected batches of images or of (images, labels); got {type(batch).__name__}")
 
 
+def first_images(loader: Iterable[Any], count: int) -> Tensor:
+    """The first `count` images of a loader, or all of them if there are fewer.
+
+    Raises:
+        PmvitError: If there are none.
+    """
+    found: list[Tensor] = []
+    for batch in loader:
+        found.append(unpack(batch)[0])
+        if sum(map(len, found)) >= count:
+            break
+    if not found:
+        raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
+    return torch.cat(found)[:count]
+
+
 def count_batches(loader: Iterable[Any]) -> int | None:
     """How many batches a loader has; `None` if that cannot be told, as of a stream."""
     try:
         return len(loader)  # type: ignore[arg-type]  # that it may have no length is the point
     except TypeError:
         return None
+
+
+@dataclass(frozen=True)
+class EveryNth:
+    """The batches that are for one of several processes, of a loader that knows nothing of processes."""
+
+    loader: Iterable[Any]
+    process: int
+    processes: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.loader, self.process, None, self.processes)
 
 
 def unreadable(loader: Any) -> str:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 DEMO = "demo"  # what the model and its images are called where a name or a path is asked for
-FOLDER = Path(__file__).with_name("demo")
+FOLDER = Path(__file__).with_name(DEMO)
 CLASSES = (
     "T-shirt",
     "trousers",
@@ -37,7 +37,7 @@ ARGUMENTS: dict[str, Any] = {
 def create_demo_model() -> nn.Module:
     """Build the demo's ViT with random weights: 14 x 14 patches and a class token, 1.2 million parameters."""
     model: Any = timm.create_model(ARCHITECTURE, **ARGUMENTS)
-    model.pretrained_cfg.update(mean=(MEAN,), std=(STD,), crop_pct=1.0)
+    model.pretrained_cfg.update(mean=(MEAN,), std=(STD,), crop_pct=1.0, label_names=CLASSES)
     return cast("nn.Module", model)
 
 

@@ -5,12 +5,12 @@ that depends on a seed, and in as many parts as there are readers.
 """
 
 import io
-import itertools
 import os
 import random
 import tarfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from timm.data.readers.img_extensions import get_img_extensions
 from timm.utils.misc import natural_key
 from torch.utils.data import get_worker_info
 
+from pmvit.data.masks import Mask
 from pmvit.errors import PmvitError
 
 SHUFFLE_BUFFER = 2000
@@ -27,16 +28,16 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
 
 
 class Sample(NamedTuple):
-    """An image that is not decoded yet, its class, and a name to find it again."""
+    """An image that is not decoded yet, its class or mask if it has one, and a name to find it again."""
 
     image: Path | bytes
-    label: int | None
+    label: int | Mask | None
     name: str
 
     def open(self, mode: str) -> Image.Image:
         """Decode the image; raises what Pillow raises if it is broken."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's about odd metadata, once an image
+            warnings.simplefilter("ignore")  # Pillow's about odd metadata, once per image
             with Image.open(io.BytesIO(self.image) if isinstance(self.image, bytes) else self.image) as image:
                 converted: Image.Image = image.convert(mode)
                 return converted
@@ -74,7 +75,7 @@ class Stream(Protocol):
 
 
 class FolderSource:
-    """Images below a folder, in one subfolder a class or alone.
+    """Images below a folder, in one subfolder per class or alone, or a single image file.
 
     Class folders are numbered in natural order of their names. Where that would be wrong because some are missing,
     names that are numbers or ImageNet's synset ids are taken at their word.
@@ -93,14 +94,21 @@ class FolderSource:
         return Sample(path, None if self.labels is None else self.labels[index], str(path))
 
 
+def list_files(folder: Path, suffixes: set[str]) -> list[Path]:
+    """All files below a folder with one of these suffixes, in natural order; links are followed."""
+    found = (Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True) for name in names)
+    files = [path for path in found if path.suffix.lower() in suffixes]
+    return sorted(files, key=lambda path: natural_key(str(path.relative_to(folder))))
+
+
 def find_images(folder: Path, num_classes: int | None = None) -> tuple[list[Path], list[int] | None]:
-    """List the images below a folder and, if they lie in one subfolder a class, their labels."""
+    """List the images below a folder, or the one that is named, and their labels if they lie in class folders."""
+    extensions = set(get_img_extensions())
+    if folder.is_file() and folder.suffix.lower() in extensions:
+        return [folder], None
     if not folder.is_dir():
         raise PmvitError(f"expected a folder of images at {folder}; there is none")
-    extensions = set(get_img_extensions())
-    found = (Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True) for name in names)
-    files = [path for path in found if path.suffix.lower() in extensions]
-    files.sort(key=lambda path: natural_key(str(path.relative_to(folder))))
+    files = list_files(folder, extensions)
     if not files:
         raise PmvitError(f"expected images below {folder}, found none with the endings {', '.join(sorted(extensions))}")
     outside = [path for path in files if path.parent == folder]
@@ -151,32 +159,6 @@ def _columns(features: Any, name: str) -> tuple[str, str | None]:
     return images[0], labels[0] if labels else None
 
 
-def _hugging_face_sample(row: dict[str, Any], image: str, label: str | None, name: str) -> Sample:
-    stored = row[image]
-    content = stored["bytes"] if stored.get("bytes") is not None else Path(stored["path"])
-    number = None if label is None else int(row[label])
-    return Sample(content, number, stored.get("path") or name)
-
-
-class HuggingFaceSource:
-    """A Hugging Face dataset: a name on the hub, or a folder that `datasets` can read (`save_to_disk` or files)."""
-
-    def __init__(self, path: str, split: str) -> None:
-        self.dataset = _load_hugging_face(path, split, streaming=False)
-        self.name = f"{len(self.dataset)} images of {Path(path).name}@{split}"
-        self.image_column, self.label_column = _columns(self.dataset.features, path)
-        self.has_labels = self.label_column is not None
-        image = _import("datasets", "datasets").Image(decode=False)
-        self.dataset = self.dataset.cast_column(self.image_column, image)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Sample:
-        row = self.dataset[index]
-        return _hugging_face_sample(row, self.image_column, self.label_column, f"row {index} of {self.name}")
-
-
 def _load_hugging_face(path: str, split: str, streaming: bool) -> Any:
     datasets = _import("datasets", "datasets")
     try:
@@ -190,17 +172,42 @@ def _load_hugging_face(path: str, split: str, streaming: bool) -> Any:
         raise PmvitError(f"could not open the dataset {path} ({split}): {reason[0] if reason else error!r}") from None
 
 
-class HuggingFaceStream:
+class _HuggingFace:
+    """A Hugging Face dataset: a name on the hub, or a folder that `datasets` can read (`save_to_disk` or files)."""
+
+    def __init__(self, path: str, split: str, streaming: bool) -> None:
+        dataset = _load_hugging_face(path, split, streaming)
+        self.split = split
+        self._image, self._label = _columns(dataset.features, path)
+        self.has_labels = self._label is not None
+        self.dataset = dataset.cast_column(self._image, _import("datasets", "datasets").Image(decode=False))
+
+    def _sample(self, row: dict[str, Any], name: str) -> Sample:
+        stored = row[self._image]
+        content = stored["bytes"] if stored.get("bytes") is not None else Path(stored["path"])
+        return Sample(content, None if self._label is None else int(row[self._label]), stored.get("path") or name)
+
+
+class HuggingFaceSource(_HuggingFace):
+    """A Hugging Face dataset on this machine."""
+
+    def __init__(self, path: str, split: str) -> None:
+        super().__init__(path, split, streaming=False)
+        self.name = f"{len(self)} images of {Path(path).name}@{split}"
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._sample(self.dataset[index], f"row {index} of {self.name}")
+
+
+class HuggingFaceStream(_HuggingFace):
     """A Hugging Face dataset that is read as it comes, without being downloaded first."""
 
     def __init__(self, path: str, split: str) -> None:
-        dataset = _load_hugging_face(path, split, streaming=True)
-        self.image_column, self.label_column = _columns(dataset.features, path)
-        image = _import("datasets", "datasets").Image(decode=False)
-        self.dataset = dataset.cast_column(self.image_column, image)
+        super().__init__(path, split, streaming=True)
         self.name = f"the stream {Path(path).name}@{split}"
-        self.split = split
-        self.has_labels = self.label_column is not None
         self.num_parts = int(self.dataset.num_shards)
 
     def samples(self, part: int, parts: int, seed: int | None) -> Iterator[Sample]:
@@ -210,8 +217,7 @@ class HuggingFaceStream:
         worker = get_worker_info()
         workers = worker.num_workers if worker is not None else 1  # among which the dataset shares itself
         for number, row in enumerate(dataset.shard(num_shards=parts // workers, index=part // workers)):
-            name = f"row {number} of part {part} of {self.name}"
-            yield _hugging_face_sample(row, self.image_column, self.label_column, name)
+            yield self._sample(row, f"row {number} of part {part} of {self.name}")
 
     def count(self) -> int | None:
         """How many rows the dataset says it has."""
@@ -225,7 +231,7 @@ class WebDatasetStream:
     def __init__(self, urls: str) -> None:
         self.shards: list[str] = _import("webdataset", "webdataset").shardlists.expand_urls(urls)
         self.name = f"{len(self.shards)} shards of {Path(urls).name}"
-        if missing := [shard for shard in self.shards if is_local(shard) and not Path(shard).is_file()]:
+        if missing := [shard for shard in self.shards if _is_local(shard) and not Path(shard).is_file()]:
             raise PmvitError(f"expected a tar file at {missing[0]}; there is none")
         first = next(self.samples(0, 1, None), None)
         if first is None:
@@ -243,29 +249,24 @@ class WebDatasetStream:
         if seed is not None:
             stages.append(webdataset.shuffle(SHUFFLE_BUFFER, initial=SHUFFLE_BUFFER, rng=generator))
         for row in webdataset.DataPipeline(*stages):
-            yield from _webdataset_sample(row)
+            if (key := _image_key(name for name in row if not name.startswith("__"))) is not None:
+                label = int(row["cls"].decode()) if "cls" in row else None
+                yield Sample(row[key], label, f"{row['__url__']}:{row['__key__']}.{key}")
 
     def count(self) -> int | None:
         """How many images there are, where all shards are local files."""
-        if not all(is_local(shard) for shard in self.shards):
+        if not all(_is_local(shard) for shard in self.shards):
             return None
         return sum(_count_images(Path(shard)) for shard in self.shards)
 
 
-def is_local(url: str) -> bool:
+def _is_local(url: str) -> bool:
     return "://" not in url and not url.startswith("pipe:")
 
 
-def _image_key(names: Sequence[str]) -> str | None:
+def _image_key(names: Iterable[str]) -> str | None:
     endings = {ending.lstrip(".") for ending in get_img_extensions()}
     return next((name for name in names if name.rpartition(".")[2].lower() in endings), None)
-
-
-def _webdataset_sample(row: dict[str, Any]) -> Iterator[Sample]:
-    key = _image_key([name for name in row if not name.startswith("__")])
-    if key is not None:
-        label = int(row["cls"].decode()) if "cls" in row else None
-        yield Sample(row[key], label, f"{row['__url__']}:{row['__key__']}.{key}")
 
 
 def _count_images(shard: Path) -> int:
@@ -277,8 +278,9 @@ def open_source(data: str | Path, num_classes: int | None = None) -> Source | St
     """Make a source or a stream of what a user names.
 
     Args:
-        data: A folder of images; `hf:NAME@SPLIT` for a Hugging Face dataset (a name on the hub or a folder, `train` if
-            no split is named), `hf-stream:NAME@SPLIT` to stream it; or WebDataset shards, whose name ends in `.tar`.
+        data: A folder of images, or one image; `hf:NAME@SPLIT` for a Hugging Face dataset (a name on the hub or a
+            folder, `train` if no split is named), `hf-stream:NAME@SPLIT` to stream it; or WebDataset shards, whose name
+            ends in `.tar`.
         num_classes: The classes of the model, to number class folders right.
     """
     text = str(data)
@@ -292,10 +294,12 @@ def open_source(data: str | Path, num_classes: int | None = None) -> Source | St
     return FolderSource(Path(data), num_classes)
 
 
-def spread(length: int, count: int) -> list[int]:
-    """So many numbers below a length, evenly spread; all of them if there are fewer."""
-    count = min(count, length)
-    return [number * length // count for number in range(count)]
+def choose_samples(source: Source | Stream, most: int) -> list[Sample]:
+    """So many images, evenly spread over a source, or the first ones of a stream; all of them if there are fewer."""
+    if isinstance(source, Stream):
+        return list(islice(source.samples(0, 1, None), most))
+    chosen = min(most, len(source))
+    return [source[number * len(source) // chosen] for number in range(chosen)]
 
 
 def reader_part(process: tuple[int, int]) -> tuple[int, int]:
@@ -307,10 +311,9 @@ def reader_part(process: tuple[int, int]) -> tuple[int, int]:
 
 def endless(stream: Stream, part: int, parts: int, seed: int) -> Iterator[Sample]:
     """The images of a part again and again, in another order each time."""
-    for turn in itertools.count():
-        empty = True
+    for turn in count():
+        sample = None
         for sample in stream.samples(part, parts, seed + 1_000_003 * turn):
-            empty = False
             yield sample
-        if empty:
+        if sample is None:
             raise PmvitError(f"expected images in part {part} of {parts} of {stream.name}; found none")

@@ -4,7 +4,7 @@ embeddings where there are no classes."""
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from pmvit.data.batches import check_labels, count_batches, unpack, unreadable
 from pmvit.errors import PmvitError
+from pmvit.evaluation.measures import WithQuality
+from pmvit.evaluation.reference import Reference, named
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.progress import track
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(WithQuality):
     """Means over the images, shares as numbers from 0 to 1. What could not be measured is `None`.
 
     Attributes:
@@ -33,6 +35,7 @@ class Evaluation:
         kl: Divergence KL(reference || model) of the predictions, in nats.
         reference_top1: Top-1 of the reference on the same images.
         cosine: Of the output and the reference's, for models without classes.
+        reference: What the reference is, where `evaluate` was told: `original`, `uncompressed` or `other`.
     """
 
     images: int
@@ -45,20 +48,7 @@ class Evaluation:
     kl: float | None
     reference_top1: float | None
     cosine: float | None = None
-
-    @property
-    def quality(self) -> float | None:
-        """What makes one evaluation better than another: more top-1 or cosine, or without labels less divergence."""
-        if self.top1 is not None or self.cosine is not None:
-            return self.top1 if self.top1 is not None else self.cosine
-        return -self.kl if self.kl is not None else None
-
-    @property
-    def headline(self) -> str:
-        """That in words."""
-        if self.top1 is not None:
-            return f"top-1 {self.top1:.2%}"
-        return f"cosine {self.cosine:.4f}" if self.cosine is not None else f"KL {self.kl or 0:.4f}"
+    reference: str | None = None
 
 
 def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> dict[str, Tensor]:
@@ -90,7 +80,7 @@ def measure_embeddings(output: Tensor, reference: Tensor) -> dict[str, Tensor]:
 
 
 def evaluate(
-    model: nn.Module, data: Iterable[Any], *, reference: nn.Module | None = None, progress: bool = True
+    model: nn.Module, data: Iterable[Any], *, reference: nn.Module | Reference | None = None, progress: bool = True
 ) -> Evaluation:
     """Measure a classifier on labelled images, on unlabelled ones against a reference alone.
 
@@ -99,34 +89,51 @@ def evaluate(
     Args:
         model: The model to measure, compressed or not.
         data: A loader of `(images, labels)` or of images.
-        reference: The uncompressed original, for agreement and divergence.
+        reference: The original, for agreement and divergence; `reference_for(model)` finds it.
         progress: Show a progress bar.
     """
     return evaluate_all([model], data, reference=reference, progress=progress)[0]
 
 
 def evaluate_all(
-    models: Sequence[nn.Module], data: Iterable[Any], *, reference: nn.Module | None = None, progress: bool = True
+    models: Sequence[nn.Module],
+    data: Iterable[Any],
+    *,
+    reference: nn.Module | Reference | None = None,
+    progress: bool = True,
 ) -> list[Evaluation]:
     """`evaluate` several models on the same images, which are read once and shown to the reference once."""
+    compared_with, name = named(reference)
+    found, images = measure_each_image(models, data, compared_with, progress)
+    broken = len(getattr(data, "broken", ()))
+    means = [{name: values.mean().item() for name, values in of_model.items()} for of_model in found]
+    return [replace(_evaluation(images, broken, of_model), reference=name) for of_model in means]
+
+
+def measure_each_image(
+    models: Sequence[nn.Module], data: Iterable[Any], reference: nn.Module | None, progress: bool
+) -> tuple[list[dict[str, Tensor]], int]:
+    """For each model, a number for each image, by the names of `Evaluation`; and how many images there were.
+
+    Raises:
+        PmvitError: If there is no image, or a label that a model does not know.
+    """
     collected: list[dict[str, list[Tensor]]] = [{} for _ in models]
-    images_seen = 0
-    total = count_batches(data)
+    num_images = 0
     with ExitStack() as modes, torch.inference_mode():
         for model in models if reference is None else [*models, reference]:
             modes.enter_context(evaluation_mode(model))
-        for batch in track(data, "evaluate", total, show=progress):
+        for batch in track(data, "evaluate", count_batches(data), show=progress):
             images, labels = unpack(batch)
-            images_seen += len(images)
-            expected = predict(reference, images.to(device_of(reference))) if reference is not None else None
+            num_images += len(images)
+            expected = None if reference is None else predict(reference, images.to(device_of(reference)))
             for model, found in zip(models, collected, strict=True):
-                for name, values in _measured(model, images, labels, expected).items():
+                outputs = expected if model is reference else None
+                for name, values in _measured(model, images, labels, expected, outputs).items():
                     found.setdefault(name, []).append(values)
-    if not images_seen:
+    if not num_images:
         raise PmvitError(f"expected at least one image to evaluate on; got none{unreadable(data)}")
-    broken = len(getattr(data, "broken", ()))
-    means = [{name: torch.cat(values).mean().item() for name, values in found.items()} for found in collected]
-    return [_evaluation(images_seen, broken, of_model) for of_model in means]
+    return [{name: torch.cat(values) for name, values in found.items()} for found in collected], num_images
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -134,10 +141,12 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _measured(model: nn.Module, images: Tensor, labels: Tensor | None, expected: Tensor | None) -> dict[str, Tensor]:
-    """What one batch says of one model."""
+def _measured(
+    model: nn.Module, images: Tensor, labels: Tensor | None, expected: Tensor | None, outputs: Tensor | None
+) -> dict[str, Tensor]:
+    """What one batch says of one model, whose outputs may be known already."""
     device = device_of(model)
-    logits = predict(model, images.to(device))
+    logits = predict(model, images.to(device)) if outputs is None else outputs
     expected = None if expected is None else expected.to(device)
     if gives_logits(model):
         return measure(logits, _checked(None if labels is None else labels.to(device), logits), expected)
@@ -165,27 +174,14 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
     """What one evaluation of all images would give, from evaluations of parts of them."""
     images = sum(part.images for part in parts)
     means = {}
-    for name in MEANS:
-        values = [(getattr(part, name), part.images) for part in parts]
-        if all(value is not None for value, _ in values):
-            means[name] = sum(value * count for value, count in values) / images
-    return _evaluation(images, sum(part.broken for part in parts), means)
+    for name, first in vars(parts[0]).items():
+        if isinstance(first, float):
+            means[name] = sum(getattr(part, name) * part.images for part in parts) / images
+    return replace(_evaluation(images, sum(part.broken for part in parts), means), reference=parts[0].reference)
 
 
-MEANS = ("top1", "top5", "cross_entropy", "agreement", "kl", "reference_top1", "cosine")
-
-
-def _evaluation(images_seen: int, broken: int, means: dict[str, float]) -> Evaluation:
+def _evaluation(images: int, broken: int, means: dict[str, float]) -> Evaluation:
     top1 = means.get("top1")
-    return Evaluation(
-        images=images_seen,
-        broken=broken,
-        top1=top1,
-        top1_error=None if top1 is None else math.sqrt(top1 * (1 - top1) / images_seen),
-        top5=means.get("top5"),
-        cross_entropy=means.get("cross_entropy"),
-        agreement=means.get("agreement"),
-        kl=means.get("kl"),
-        reference_top1=means.get("reference_top1"),
-        cosine=means.get("cosine"),
-    )
+    error = None if top1 is None else math.sqrt(top1 * (1 - top1) / images)
+    found: dict[str, Any] = {field.name: means.get(field.name) for field in fields(Evaluation)}
+    return Evaluation(**{**found, "images": images, "broken": broken, "top1_error": error})

@@ -47,7 +47,7 @@ def sliding_logits(
     *,
     batch_size: int = 8,
 ) -> Tensor:
-    """Scores of every pixel, (batch, height, width, classes), each the mean over the windows that see it.
+    """Scores of every pixel, (batch, height, width, classes), each the mean over the windows that hold it.
 
     A side that is shorter than the window is padded with zeros, the mean of prepared images. An image that is one
     window gives to the last bit what the model gives for it.
@@ -70,16 +70,16 @@ def sliding_logits(
         for left in window_starts(columns, window[1], strides[1])
     ]
     total: Tensor | None = None
-    seen = torch.zeros(len(padded), rows, columns, 1, device=images.device)
+    windows_at = torch.zeros(len(padded), rows, columns, 1, device=images.device)
     for (image, top, left), scores in zip(corners, _scores(model, padded, corners, window, batch_size), strict=True):
         if total is None:
             total = scores.new_zeros(len(padded), rows, columns, scores.shape[-1])
         area = (image, slice(top, top + window[0]), slice(left, left + window[1]))
         total[area] += scores
-        seen[area] += 1
+        windows_at[area] += 1
     if total is None:
         raise PmvitError("expected at least one image, got none")
-    return (total / seen)[:, :height, :width]
+    return (total / windows_at)[:, :height, :width]
 
 
 def _scores(

@@ -11,8 +11,8 @@ from pmvit._system import this_process
 from pmvit.data.batches import unpack
 from pmvit.evaluation import classification, segmentation
 from pmvit.evaluation.classification import Evaluation
-from pmvit.evaluation.segmentation import SegmentationEvaluation
-from pmvit.hosts import find_host
+from pmvit.evaluation.reference import Reference
+from pmvit.evaluation.segmentation import SegmentationEvaluation, labels_pixels
 
 AnyEvaluation = Evaluation | SegmentationEvaluation
 
@@ -21,7 +21,7 @@ def validate(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    reference: nn.Module | None = None,
+    reference: nn.Module | Reference | None = None,
     use_labels: bool = True,
     progress: bool = False,
 ) -> AnyEvaluation:
@@ -41,12 +41,6 @@ def validate(
         return segmentation.pooled(gather_object([counts]) if several else [counts])
     result = classification.evaluate(model, data, reference=reference, progress=progress)
     return classification.pooled(gather_object([result])) if several else result
-
-
-def labels_pixels(model: nn.Module) -> bool:
-    """Whether a model labels the pixels of an image, and not the image."""
-    host = find_host(model)
-    return host is not None and host.outputs().pixel_classes is not None
 
 
 def evaluation_from(data: dict[str, Any]) -> AnyEvaluation:

@@ -249,6 +249,7 @@ def _missing(host: type[Host], method: str) -> PmvitError:
     )
 
 
+AnyBias = TypeVar("AnyBias", Tensor, None)
 AnyHost = TypeVar("AnyHost", bound=Host)
 _hosts: list[type[Host]] = []
 
@@ -304,8 +305,10 @@ def select_tokens(tensor: Tensor, tokens: Tensor, *dims: int) -> Tensor:
     return tensor
 
 
-def bias_at_centres(bias: Tensor, centres: Tensor) -> Tensor:
+def bias_at_centres(bias: AnyBias, centres: Tensor) -> AnyBias:
     """Keep the rows and columns of the centres of a bias or mask; a dimension of size 1 is broadcast and stays."""
+    if bias is None:
+        return bias
     return select_tokens(bias, centres, *(dim for dim in (-2, -1) if bias.shape[dim] > 1))
 
 

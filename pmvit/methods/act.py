@@ -8,7 +8,7 @@ which there are no more than a given number of them, so that the cost is the sam
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from pmvit.data.seeding import seed_for
 from pmvit.errors import PmvitError
 from pmvit.methods.attention import finish, mlp_update, queries_keys_values
-from pmvit.methods.base import Encoder, Method, MethodBlock, Site, register
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site
 
 STEPS = 7  # halvings of the range of widths
 FINEST = 6.0  # of that range: the smallest width, as a power of two below the largest
-
-A = TypeVar("A", bound="Act")
 
 
 def buckets_of(projected: Tensor, cells: Tensor, mixers: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +89,6 @@ class ActBlock(MethodBlock):
         return tokens + mlp_update(self.block, tokens)
 
 
-@register
 @dataclass(frozen=True)
 class Act(Method):
     """Attention of clustered queries.
@@ -115,8 +112,8 @@ class Act(Method):
             raise PmvitError(f"expected prototypes and hashes of 1 and more; got {self.prototypes} and {self.hashes}")
 
     @classmethod
-    def at(cls: type[A], strength: float, encoder: Encoder, **options: Any) -> A:
-        return cls(max(round((1 - strength) * encoder.patch_embed.num_patches), 1), **options)
+    def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
+        return {"prototypes": max(round((1 - strength) * encoder.patch_embed.num_patches), 1)}
 
     def block_for(self, block: nn.Module, site: Site) -> ActBlock | None:
         return None if self.prototypes >= site.num_patches else ActBlock(block, site, self)

@@ -102,6 +102,12 @@ def mlp_update(block: Block, tokens: Tensor) -> Tensor:
     return output
 
 
+def run(block: Block, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A plain block; how much keys count for queries is as `attend` has it."""
+    tokens = tokens + attend(block, tokens, mask=mask).update
+    return tokens + mlp_update(block, tokens)
+
+
 def take(tokens: Tensor, places: Tensor) -> Tensor:
     """Of (batch, tokens, width), those at (batch, places)."""
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))

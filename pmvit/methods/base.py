@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from pmvit.compression import wrap_blocks
 from pmvit.config.training import Learn
@@ -19,7 +19,7 @@ from pmvit.hosts.timm.parts import is_plain
 from pmvit.wrapping import WrappedBlock
 
 M = TypeVar("M", bound="Method")
-MethodClass = TypeVar("MethodClass", bound="type[Method]")
+METHODS: dict[str, type["Method"]] = {}  # by their names
 Encoder = Any  # timm's vision transformer: its attributes have no types
 
 
@@ -60,6 +60,8 @@ class MethodBlock(WrappedBlock):
 class Method(ABC):
     """A way to run a vision transformer on fewer tokens. The fields of a subclass are its options, all JSON data.
 
+    A subclass with a name can be called by it (`METHODS`, `make_method`).
+
     Attributes:
         name: To call it by.
         title: As its paper writes it.
@@ -81,12 +83,20 @@ class Method(ABC):
     needs_images: ClassVar[bool] = False
     old_options: ClassVar[Mapping[str, str]] = {}
 
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            METHODS[cls.name] = cls
+
     @abstractmethod
     def block_for(self, block: nn.Module, site: Site) -> MethodBlock | None:
         """What takes the place of a block; `None` to leave it as it is."""
 
     @classmethod
     @abstractmethod
+    def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
+        """The options that say how much is reduced; see `at`."""
+
+    @classmethod
     def at(cls: type[M], strength: float, encoder: Encoder, **options: Any) -> M:
         """The method at a strength of 0 (nothing is reduced) to 1 (as much as it can).
 
@@ -95,6 +105,7 @@ class Method(ABC):
             encoder: That it is for.
             options: Those of the method but the one that says how much it reduces.
         """
+        return cls(**cls.options_at(strength, encoder, options), **options)
 
     def fit(self: M, model: nn.Module, data: Iterable[Any]) -> M:
         """The method with what it chooses for a model by the images of a loader; for one that `needs_images`."""
@@ -126,15 +137,6 @@ class Method(ABC):
         return make_method(description["name"], **description["options"])
 
 
-METHODS: dict[str, type[Method]] = {}
-
-
-def register(method: MethodClass) -> MethodClass:
-    """Class decorator: let a method be called by its name."""
-    METHODS[method.name] = method
-    return method
-
-
 def make_method(name: str, **options: Any) -> Method:
     """A method by its name, with its options.
 
@@ -163,6 +165,8 @@ def encoder_of(model: nn.Module) -> Encoder:
 @wrap_blocks.register
 def _(method: Method, model: nn.Module, learn: Learn) -> list[HostChange]:
     """For timm's vision transformers with plain blocks, and for a Segmenter on one."""
+    if learn != "group":
+        raise PmvitError(f"learn: it is for the matrices of a plan, of which {method.name} has none; got {learn!r}")
     encoder = encoder_of(model)
     if not isinstance(encoder, VisionTransformer) or not all(is_plain(block) for block in encoder.blocks):
         raise PmvitError(
@@ -195,6 +199,12 @@ def _check_needs(method: Method, encoder: Encoder, dense: bool) -> None:
             f"{method.name} needs a model that reads the class token alone; this one has "
             f"global_pool={encoder.global_pool!r}"
         )
+
+
+def check_size(tokens: Tensor, expected: int) -> None:
+    """Raise `ValueError` if there are other than so many tokens, (batch, tokens, width)."""
+    if tokens.shape[1] != expected:
+        raise ValueError(f"expected {expected} tokens, got {tokens.shape[1]}: are the images of another size?")
 
 
 def numbers_of_blocks(blocks: Sequence[int], depth: int, option: str) -> set[int]:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.methods.attention import attend, best, mlp_update, take
-from pmvit.methods.base import MethodBlock, Site, register
+from pmvit.methods.attention import best, run, take
+from pmvit.methods.base import MethodBlock, Site
 from pmvit.methods.staged import Staged, kept
 from pmvit.wrapping import TrainingPass
 
@@ -76,7 +76,7 @@ class DynamicBlock(MethodBlock):
             scores = self.predictor(patches, torch.ones_like(patches[..., :1]))[..., 0]
             chosen, _ = best(scores, kept(self.keep, patches.shape[1]))
             tokens = torch.cat([prefix, take(patches, chosen)], dim=1)
-        return tokens + self._rest(tokens, attend(self.block, tokens).update)
+        return run(self.block, tokens)
 
     def _masked(self, state: Tensor | Decided) -> Tensor | Decided:
         """The block while training: all tokens stay, and attention does not see those that are dropped."""
@@ -87,12 +87,8 @@ class DynamicBlock(MethodBlock):
             drawn = F.gumbel_softmax(self.predictor(patches, is_kept), hard=True)
             is_kept = is_kept * drawn[..., :1]
             self._kept_share = is_kept.mean((1, 2))
-        update = attend(self.block, tokens, mask=attention_mask(is_kept, self.num_prefix)).update
-        tokens = tokens + self._rest(tokens, update)
+        tokens = run(self.block, tokens, attention_mask(is_kept, self.num_prefix))
         return tokens if self.is_last else Decided(tokens, is_kept)
-
-    def _rest(self, tokens: Tensor, update: Tensor) -> Tensor:
-        return update + mlp_update(self.block, tokens + update)
 
     def extra_loss(self, model: nn.Module, last: TrainingPass | None) -> Tensor | None:
         """How far the kept share of each image is from its target, squared (Eq. 14)."""
@@ -100,7 +96,6 @@ class DynamicBlock(MethodBlock):
         return None if share is None else self.weight * (share - self.target).square().mean()
 
 
-@register
 @dataclass(frozen=True)
 class DynamicVit(Staged):
     """Pruning by small networks that learn which tokens matter.

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pmvit.methods.base import register
 from pmvit.methods.staged import ClassAttention, parted
 
 
-@register
 @dataclass(frozen=True)
 class Evit(ClassAttention):
     """Token reorganization: keep the attentive tokens and fuse the others."""

@@ -8,17 +8,14 @@ placeholder (fast update).
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from pmvit.errors import PmvitError
 from pmvit.methods.attention import attend, best, class_attention, mlp_update, take
-from pmvit.methods.base import Encoder, Method, MethodBlock, Site, numbers_of_blocks, register
-from pmvit.methods.staged import kept
-
-E = TypeVar("E", bound="EvoVit")
+from pmvit.methods.base import MethodBlock, Site, numbers_of_blocks
+from pmvit.methods.staged import Keeping, kept
 
 
 class Evolving(NamedTuple):
@@ -74,13 +71,12 @@ class EvoBlock(MethodBlock):
         return tokens, attention.scatter(1, informative, mixed)
 
 
-@register
 @dataclass(frozen=True)
-class EvoVit(Method):
+class EvoVit(Keeping):
     """Slow-fast token evolution.
 
     Attributes:
-        keep: Share of the patch tokens that are informative.
+        keep: The share that is informative.
         start: The first block with placeholders; if not given, after a third of the model: 4 of 12.
         mix: How much of the global class attention stays in a block.
     """
@@ -90,17 +86,8 @@ class EvoVit(Method):
     gives_all_tokens = True
     needs_class_token = True
 
-    keep: float
     start: int | None = None
     mix: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.keep <= 1:
-            raise PmvitError(f"keep: expected a share of the tokens, above 0 and at most 1; got {self.keep}")
-
-    @classmethod
-    def at(cls: type[E], strength: float, encoder: Encoder, **options: Any) -> E:
-        return cls(max(1 - strength, 1e-6), **options)
 
     def block_for(self, block: nn.Module, site: Site) -> EvoBlock:
         start = max(site.depth // 3, 1)

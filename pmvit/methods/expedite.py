@@ -8,16 +8,14 @@ clusters that it was nearest to before, weighted by the same measure.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.methods.base import Encoder, Method, MethodBlock, Site, register
-
-X = TypeVar("X", bound="Expedite")
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site, check_size
 
 
 class Clustered(NamedTuple):
@@ -87,15 +85,11 @@ class ExpediteBlock(MethodBlock):
 
     def _cluster(self, tokens: Tensor) -> Clustered:
         prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
-        if patches.shape[1] != len(self.near):
-            raise ValueError(
-                f"expected {len(self.near)} patches, got {patches.shape[1]}: are the images of another size?"
-            )
+        check_size(patches, len(self.near))
         made = cluster(patches, self.grid, self.method.clusters, self.near, self.method.rounds, self.method.temperature)
         return Clustered(torch.cat([prefix, made], dim=1), patches, made)
 
 
-@register
 @dataclass(frozen=True)
 class Expedite(Method):
     """Token clustering and reconstruction.
@@ -127,14 +121,14 @@ class Expedite(Method):
             raise PmvitError(f"clusters: expected rows and columns, 1 or more; got {self.clusters}")
 
     @classmethod
-    def at(cls: type[X], strength: float, encoder: Encoder, **options: Any) -> X:
+    def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
         grid = tuple(encoder.patch_embed.grid_size)
         sizes = [grid]
         while max(sizes[-1]) > 1:  # take one from the side that has the larger part of its patches left
             rows, columns = sizes[-1]
             shorten_rows = columns == 1 or (rows > 1 and rows * grid[1] >= columns * grid[0])
             sizes.append((rows - 1, columns) if shorten_rows else (rows, columns - 1))
-        return cls(sizes[round(strength * (len(sizes) - 1))], **options)
+        return {"clusters": sizes[round(strength * (len(sizes) - 1))]}
 
     def block_for(self, block: nn.Module, site: Site) -> ExpediteBlock | None:
         rows, columns = site.grid

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.data.seeding import seed_for
-from pmvit.methods.base import Site, register
+from pmvit.methods.base import Site, check_size
 from pmvit.methods.merging import Matched, Merging, MergingBlock, most_merged
 from pmvit.methods.staged import ClassAttention, parted
 
 
-@register
 @dataclass(frozen=True)
 class TopK(ClassAttention):
     """Keep the tokens with the most class attention; nothing is left of the others."""
@@ -31,16 +30,18 @@ class RandomBlock(MergingBlock):
     merged: Tensor
     into: Tensor
 
-    def __init__(self, block: nn.Module, site: Site, r: int, unmerges: bool, *, num_tokens: int, seed: int) -> None:
-        super().__init__(block, site, r, unmerges)
-        self.num_tokens = num_tokens
-        drawn = draw(num_tokens, self.number(num_tokens) or 0, self.num_prefix, seed)
+    def __init__(self, block: nn.Module, site: Site, method: "RandomMerging", r: int, unmerges: bool) -> None:
+        super().__init__(block, site, method, r, unmerges)
+        self.num_tokens = site.num_prefix + site.num_patches
+        for before in method.schedule(site.depth)[: site.number]:
+            self.num_tokens -= most_merged(before, self.num_tokens, site.num_prefix)
+        r = most_merged(r, self.num_tokens, site.num_prefix)
+        drawn = draw(self.num_tokens, r, site.num_prefix, seed_for(method.seed, site.number))
         for name, places in drawn._asdict().items():
             self.register_buffer(name, places, persistent=False)
 
     def find(self, keys: Tensor, r: int) -> Matched:
-        if keys.shape[1] != self.num_tokens:
-            raise ValueError(f"expected {self.num_tokens} tokens, got {keys.shape[1]}: are the images of another size?")
+        check_size(keys, self.num_tokens)
         return Matched(*(places.expand(keys.shape[0], -1) for places in (self.stays, self.merged, self.into)))
 
 
@@ -55,7 +56,6 @@ def draw(num_tokens: int, r: int, num_protected: int, seed: int) -> Matched:
     return Matched(stays[None], order[None, :r], into[None])
 
 
-@register
 @dataclass(frozen=True)
 class RandomMerging(Merging):
     """Merge random tokens, the same for every image.
@@ -66,12 +66,6 @@ class RandomMerging(Merging):
 
     name = "random"
     title = "random merging"
+    block_class = RandomBlock
 
     seed: int = 0
-
-    def merging_block(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> RandomBlock:
-        num_tokens = site.num_prefix + site.num_patches
-        for before in self.schedule(site.depth)[: site.number]:
-            num_tokens -= most_merged(before, num_tokens, site.num_prefix)
-        seed = seed_for(self.seed, site.number)
-        return RandomBlock(block, site, r, unmerges, num_tokens=num_tokens, seed=seed)

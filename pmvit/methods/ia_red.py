@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.hosts.outputs import predict
-from pmvit.methods.attention import attend, best, mlp_update, take
-from pmvit.methods.base import MethodBlock, Site, register
+from pmvit.methods.attention import best, run, take
+from pmvit.methods.base import MethodBlock, Site
 from pmvit.methods.dynamic_vit import Decided, attention_mask
 from pmvit.methods.staged import Staged, kept
 from pmvit.wrapping import TrainingPass
@@ -65,19 +65,16 @@ class InterpretedBlock(MethodBlock):
         tokens, is_kept = state if isinstance(state, tuple) else (state, None)
         if self.training:
             is_kept = tokens.new_ones(*tokens[:, self.num_prefix :, :1].shape) if is_kept is None else is_kept
-            is_kept = is_kept if self.interpreter is None else self._decide(tokens, is_kept)
+            is_kept = is_kept if self.interpreter is None else self._decide(self.interpreter, tokens, is_kept)
         elif self.interpreter is not None:
             tokens, is_kept = self._drop(self.interpreter, tokens, is_kept)
         mask = None if is_kept is None else attention_mask(is_kept, self.num_prefix)
-        tokens = tokens + attend(self.block, tokens, mask=mask).update
-        tokens = tokens + mlp_update(self.block, tokens)
+        tokens = run(self.block, tokens, mask)
         return tokens if self.is_last or is_kept is None else Decided(tokens, is_kept)
 
-    def _decide(self, tokens: Tensor, is_kept: Tensor) -> Tensor:
+    def _decide(self, interpreter: Interpreter, tokens: Tensor, is_kept: Tensor) -> Tensor:
         """Draw what is kept of what is there, (batch, patches, 1)."""
-        if self.interpreter is None:
-            return is_kept
-        scores = self.interpreter(tokens[:, self.num_prefix :].detach()).clamp(1e-4, 1 - 1e-4)
+        scores = interpreter(tokens[:, self.num_prefix :].detach()).clamp(1e-4, 1 - 1e-4)
         decisions = (scores >= SURE if self.is_sure else torch.rand_like(scores) < scores).to(tokens.dtype)
         there = is_kept.squeeze(-1)
         logs = torch.where(decisions > 0, scores.log(), (1 - scores).log())
@@ -139,7 +136,6 @@ def policy_loss(model: nn.Module, last: TrainingPass, method: "IaRed2") -> Tenso
     return method.policy_weight * torch.stack(losses).sum()
 
 
-@register
 @dataclass(frozen=True)
 class IaRed2(Staged):
     """Pruning by interpreters that learn a policy.

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from pmvit.errors import PmvitError
 from pmvit.methods.attention import attend, mlp_update, take
 from pmvit.methods.base import Encoder, Method, MethodBlock, Site, numbers_of_blocks
-
-M = TypeVar("M", bound="Merging")
 
 
 class Matched(NamedTuple):
@@ -73,8 +71,9 @@ def most_merged(r: int, num_tokens: int, num_protected: int) -> int:
 class MergingBlock(MethodBlock):
     """A block with r tokens merged between attention and MLP; attention to a token counts for all patches in it."""
 
-    def __init__(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> None:
+    def __init__(self, block: nn.Module, site: Site, method: Any, r: int, unmerges: bool) -> None:
         super().__init__(block, site)
+        self.method = method
         self.r = r
         self.unmerges = unmerges
 
@@ -126,6 +125,7 @@ class Merging(Method):
     """
 
     gives_all_tokens = True
+    block_class: ClassVar[type[MergingBlock]]
 
     r: int | tuple[int, ...]
     unmerge: bool | None = None
@@ -136,7 +136,7 @@ class Merging(Method):
             raise PmvitError(f"r: expected the tokens to merge a block, 0 or more; got {self.r}")
 
     @classmethod
-    def at(cls: type[M], strength: float, encoder: Encoder, **options: Any) -> M:
+    def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
         depth = len(encoder.blocks)
         skipped = numbers_of_blocks(options.get("skip", ()), depth, "skip")
         merging = [block for block in range(depth) if block not in skipped]
@@ -144,15 +144,11 @@ class Merging(Method):
         rs = [0] * depth
         for rank, block in enumerate(merging):  # as evenly as it goes
             rs[block] = (total - rank + len(merging) - 1) // len(merging)
-        return cls(tuple(rs), **options)
+        return {"r": tuple(rs)}
 
     def block_for(self, block: nn.Module, site: Site) -> MergingBlock:
         unmerges = site.dense if self.unmerge is None else self.unmerge
-        return self.merging_block(block, site, self.schedule(site.depth)[site.number], unmerges)
-
-    @abstractmethod
-    def merging_block(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> MergingBlock:
-        """What takes the place of a block in which r tokens are merged."""
+        return self.block_class(block, site, self, self.schedule(site.depth)[site.number], unmerges)
 
     def schedule(self, depth: int) -> list[int]:
         """The tokens to merge in each block."""

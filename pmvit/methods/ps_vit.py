@@ -12,7 +12,7 @@ others those that are worth most, until what is left out is within a tolerance.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,9 @@ from pmvit.errors import PmvitError
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
 from pmvit.methods.attention import attend, attend_from, mlp_update
-from pmvit.methods.base import Encoder, Method, MethodBlock, Site, encoder_of, register
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site, check_size, encoder_of
 
 IMAGES = 64  # to choose by: attention maps of all blocks are kept
-
-P = TypeVar("P", bound="PsVit")
 
 
 class Observed(NamedTuple):
@@ -49,10 +47,7 @@ class PsBlock(MethodBlock):
         self.register_buffer("places", places, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if tokens.shape[1] != self.num_tokens:
-            raise ValueError(
-                f"expected {self.num_tokens} tokens, got {tokens.shape[1]}: are the images of another size?"
-            )
+        check_size(tokens, self.num_tokens)
         update = attend_from(self.block, tokens, self.places)
         tokens = tokens[:, self.places] + update
         return tokens + mlp_update(self.block, tokens)
@@ -106,7 +101,6 @@ def choose(observed: Observed, tolerance: float) -> list[int]:
     return blocks[num_prefix:].tolist()
 
 
-@register
 @dataclass(frozen=True)
 class PsVit(Method):
     """Patch slimming: patches that are the same in every image, chosen from the last block to the first.
@@ -131,8 +125,8 @@ class PsVit(Method):
             raise PmvitError(f"tolerance: expected a share of what patches are worth, 0 to 1; got {self.tolerance}")
 
     @classmethod
-    def at(cls: type[P], strength: float, encoder: Encoder, **options: Any) -> P:
-        return cls(strength, **options)
+    def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
+        return {"tolerance": strength}
 
     @classmethod
     def observe(cls, model: nn.Module, data: Iterable[Any]) -> Observed:
@@ -145,7 +139,7 @@ class PsVit(Method):
             raise PmvitError(f"expected images for {cls.name} to choose patches by; got none")
         return observe(encoder_of(model), model, batches)
 
-    def choose(self: P, observed: Observed) -> P:
+    def choose(self, observed: Observed) -> "PsVit":
         return replace(self, blocks_per_patch=tuple(choose(observed, self.tolerance)))
 
     def block_for(self, block: nn.Module, site: Site) -> PsBlock:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,30 +12,37 @@ from pmvit.errors import PmvitError
 from pmvit.methods.attention import attend, best, class_attention, mlp_update, take
 from pmvit.methods.base import Encoder, Method, MethodBlock, Site, numbers_of_blocks
 
-S = TypeVar("S", bound="Staged")
-
 
 @dataclass(frozen=True)
-class Staged(Method):
-    """A method that keeps a share of the patch tokens it gets, at each of some blocks.
+class Keeping(Method):
+    """A method that keeps a share of the patch tokens.
 
     Attributes:
-        keep: The share; of the tokens that are left, at each of the blocks again.
-        blocks: Their numbers; if not given, those at the `depths` of the method: 3, 6 and 9 of 12, mostly.
+        keep: The share.
     """
 
-    depths: ClassVar[tuple[float, ...]] = (0.25, 0.5, 0.75)  # of those blocks, as parts of that of the model
-
     keep: float
-    blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
             raise PmvitError(f"keep: expected a share of the tokens, above 0 and at most 1; got {self.keep}")
 
     @classmethod
-    def at(cls: type[S], strength: float, encoder: Encoder, **options: Any) -> S:
-        return cls(max(1 - strength, 1e-6), **options)
+    def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
+        return {"keep": max(1 - strength, 1e-6)}
+
+
+@dataclass(frozen=True)
+class Staged(Keeping):
+    """A method that keeps a share of the patch tokens it gets at each of some blocks.
+
+    Attributes:
+        blocks: Their numbers; if not given, those at the `depths` of the method: 3, 6 and 9 of 12, mostly.
+    """
+
+    depths: ClassVar[tuple[float, ...]] = (0.25, 0.5, 0.75)  # of those blocks, as parts of that of the model
+
+    blocks: tuple[int, ...] | None = None
 
     def stages(self, depth: int) -> list[int]:
         """The numbers of the blocks, first to last."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.methods.attention import take
-from pmvit.methods.base import Site, register
+from pmvit.methods.base import Site
 from pmvit.methods.merging import Matched, Merging, MergingBlock, in_order, merge_matched
 from pmvit.methods.tome import match
 
@@ -35,9 +35,9 @@ def prune_matched(tokens: Tensor, matched: Matched, num_protected: int) -> Tenso
 class TofuBlock(MergingBlock):
     """A block that prunes or merges the r tokens that have the most similar partners."""
 
-    def __init__(self, block: nn.Module, site: Site, r: int, unmerges: bool, prunes: bool) -> None:
-        super().__init__(block, site, r, unmerges)
-        self.prunes = prunes
+    def __init__(self, block: nn.Module, site: Site, method: "Tofu", r: int, unmerges: bool) -> None:
+        super().__init__(block, site, method, r, unmerges)
+        self.prunes = site.number < (site.depth // 2 if method.prune_blocks is None else method.prune_blocks)
 
     def find(self, keys: Tensor, r: int) -> Matched:
         return match(keys, r, self.num_prefix)
@@ -50,7 +50,6 @@ class TofuBlock(MergingBlock):
         return mlerp_matched(tokens, sizes, found, self.num_prefix)
 
 
-@register
 @dataclass(frozen=True)
 class Tofu(Merging):
     """Token Fusion.
@@ -61,9 +60,6 @@ class Tofu(Merging):
 
     name = "tofu"
     title = "ToFu"
+    block_class = TofuBlock
 
     prune_blocks: int | None = None
-
-    def merging_block(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> TofuBlock:
-        prunes = site.number < (site.depth // 2 if self.prune_blocks is None else self.prune_blocks)
-        return TofuBlock(block, site, r, unmerges, prunes)

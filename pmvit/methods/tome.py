@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from pmvit.methods.base import Site, register
 from pmvit.methods.merging import Matched, Merging, MergingBlock
 
 
@@ -36,19 +35,14 @@ def match(keys: Tensor, r: int, num_protected: int) -> Matched:
 class TomeBlock(MergingBlock):
     """A block with the r most similar pairs merged between attention and MLP."""
 
-    def __init__(self, block: nn.Module, site: Site, r: int, unmerges: bool, always_match: bool) -> None:
-        super().__init__(block, site, r, unmerges)
-        self.always_match = always_match
-
     def find(self, keys: Tensor, r: int) -> Matched:
         return match(keys, r, self.num_prefix)
 
     def number(self, num_tokens: int) -> int | None:
         r = super().number(num_tokens)
-        return 0 if r is None and self.always_match else r
+        return 0 if r is None and self.method.always_match else r
 
 
-@register
 @dataclass(frozen=True)
 class Tome(Merging):
     """Token Merging.
@@ -59,8 +53,6 @@ class Tome(Merging):
 
     name = "tome"
     title = "ToMe"
+    block_class = TomeBlock
 
     always_match: bool = False
-
-    def merging_block(self, block: nn.Module, site: Site, r: int, unmerges: bool) -> TomeBlock:
-        return TomeBlock(block, site, r, unmerges, self.always_match)

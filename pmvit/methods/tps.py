@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from pmvit.methods.base import register
 from pmvit.methods.staged import ClassAttention, parted
 
 
@@ -24,7 +23,6 @@ def squeeze(kept: Tensor, pruned: Tensor) -> Tensor:
     return sums / totals
 
 
-@register
 @dataclass(frozen=True)
 class Tps(ClassAttention):
     """Joint token pruning and squeezing: keep the attentive tokens and squeeze the others into them."""

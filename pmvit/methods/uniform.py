@@ -5,16 +5,14 @@ over the image, makes it as cheap as it should be.
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.methods.base import Encoder, Method, Site, numbers_of_blocks, register
+from pmvit.methods.base import Encoder, Method, Site, check_size, numbers_of_blocks
 from pmvit.methods.merging import MergingBlock
-
-U = TypeVar("U", bound="Uniform")
 
 
 def cells_of(grid: tuple[int, int], share: float, num_prefix: int) -> Tensor:
@@ -35,8 +33,9 @@ class UniformBlock(MergingBlock):
 
     cells: Tensor
 
-    def __init__(self, block: nn.Module, site: Site, cells: Tensor, merges: bool) -> None:
-        super().__init__(block, site, int(merges), site.dense)
+    def __init__(self, block: nn.Module, site: Site, method: "Uniform", merges: bool) -> None:
+        super().__init__(block, site, method, int(merges), site.dense)
+        cells = cells_of(site.grid, method.share, site.num_prefix)
         self.num_merged = int(cells.max()) + 1
         self.register_buffer("cells", cells, persistent=False)
 
@@ -44,10 +43,7 @@ class UniformBlock(MergingBlock):
         return self.r or None
 
     def find(self, keys: Tensor, r: int) -> Tensor:
-        if keys.shape[1] != self.cells.numel():
-            raise ValueError(
-                f"expected {self.cells.numel()} tokens, got {keys.shape[1]}: are the images of another size?"
-            )
+        check_size(keys, self.cells.numel())
         return self.cells
 
     def merge(self, tokens: Tensor, sizes: Tensor | None, found: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +55,6 @@ class UniformBlock(MergingBlock):
         return found[None]
 
 
-@register
 @dataclass(frozen=True)
 class Uniform(Method):
     """Merge 2 x 2 cells of the grid.
@@ -81,11 +76,9 @@ class Uniform(Method):
             raise PmvitError(f"share: expected a share of the 2 x 2 cells, 0 to 1; got {self.share}")
 
     @classmethod
-    def at(cls: type[U], strength: float, encoder: Encoder, **options: Any) -> U:
-        return cls(strength, **options)
+    def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
+        return {"share": strength}
 
     def block_for(self, block: nn.Module, site: Site) -> UniformBlock | None:
         (first,) = numbers_of_blocks((self.block,), site.depth, "block")
-        if site.number < first:
-            return None
-        return UniformBlock(block, site, cells_of(site.grid, self.share, site.num_prefix), site.number == first)
+        return None if site.number < first else UniformBlock(block, site, self, site.number == first)

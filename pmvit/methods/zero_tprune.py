@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.methods.attention import attend, best, mlp_update, take
-from pmvit.methods.base import MethodBlock, Site, register
+from pmvit.methods.base import MethodBlock, Site
 from pmvit.methods.staged import Staged, kept
 
 
@@ -74,7 +74,6 @@ class ZeroTPruneBlock(MethodBlock):
         return left.gather(1, chosen)
 
 
-@register
 @dataclass(frozen=True)
 class ZeroTPrune(Staged):
     """Pruning by PageRank on attention and by similarity, without training.

@@ -1,7 +1,7 @@
 """What happens to the patches of every block of a compressed model, as plain data: for pictures and for pages."""
 
 from dataclasses import replace
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,95 +11,8 @@ from pmvit.errors import PmvitError
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.measuring import Scores
 from pmvit.planning import LayerPlan, Plan
-from pmvit.planning.plan import TokenState
 from pmvit.prune_merge import PRUNED, PruneMerge
-
-
-class WindowsDescription(TypedDict):
-    """Inside which parts of its grid a block attends: see `pmvit.windows.Windows`."""
-
-    size: list[int]
-    shift: list[int]
-
-
-class BlockDescription(TypedDict):
-    """One block. Patches are numbered row by row, from 0 at the top left; every list a patch is in that order.
-
-    Attributes:
-        block: Its number, from 0.
-        name: Where it stands in the model.
-        compressed: Whether it runs on fewer tokens than it gets.
-        grid: Rows and columns of its patches. Blocks of a Swin have grids of their own.
-        windows: The windows of its attention; `None` where it is over the whole grid.
-        prefix: Tokens before the patches (class, distillation, registers), which are always kept.
-        patches: How many patches come in, and go out.
-        kept: How many groups there are: the patch tokens that the block itself runs on.
-        kept_in_mlp: How many of them its MLP runs on: fewer, where the MLP has groups of its own.
-        merged: How many patches are merged into another one.
-        pruned: How many patches pass the block by.
-        states: For each patch, `kept` (it stands for its group), `merged` or `pruned`.
-        groups: For each patch, the number of its group, from 0; -1 where it is pruned.
-        centres: For each group, the kept patch that stands for it.
-        weights: For each patch, its weight in its group as the model has it now, fine-tuned or not; 0 where it is
-            pruned.
-        scores: For each patch, its score; `None` if there are no scores.
-    """
-
-    block: int
-    name: str
-    compressed: bool
-    grid: list[int]
-    windows: WindowsDescription | None
-    prefix: int
-    patches: int
-    kept: int
-    kept_in_mlp: int
-    merged: int
-    pruned: int
-    states: list[TokenState]
-    groups: list[int]
-    centres: list[int]
-    weights: list[float]
-    scores: list[float] | None
-
-
-def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[BlockDescription]:
-    """Describe every block of a compressed model, first to last, as JSON data.
-
-    Args:
-        model: What `compress` or `load` returned.
-        scores: What the plan was made from, to have them in the description.
-
-    Raises:
-        PmvitError: If the model is not compressed, or by a method without a plan; or the scores are of another one.
-    """
-    blocks = blocks_of(model)
-    if scores is not None:
-        check_scores(scores, [block.layout.grid for block in blocks])
-    described: list[BlockDescription] = []
-    for number, name, layout, layer, _ in blocks:
-        windows = layout.windows
-        described.append(
-            {
-                "block": number,
-                "name": name,
-                "compressed": layer.mlp is not None or not layer.is_identity,
-                "grid": list(layout.grid),
-                "windows": None if windows is None else {"size": list(windows.size), "shift": list(windows.shift)},
-                "prefix": layout.num_prefix,
-                "patches": layer.num_tokens,
-                "kept": layer.num_kept,
-                "kept_in_mlp": (layer.mlp or layer).num_kept,
-                "merged": layer.num_merged,
-                "pruned": layer.num_pruned,
-                "states": layer.states(),
-                "groups": list(layer.groups),
-                "centres": list(layer.centres),
-                "weights": list(layer.weights),
-                "scores": None if scores is None else scores.of(number).tolist(),
-            }
-        )
-    return described
+from pmvit.windows import Windows
 
 
 class Block(NamedTuple):
@@ -141,6 +54,54 @@ def blocks_of(model: nn.Module) -> list[Block]:
             returns = _entries(wrapper.reconstruct_matrix(), groups)
         made.append(Block(number, name, layout, layer, returns))
     return made
+
+
+def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[dict[str, Any]]:
+    """Describe every block of a compressed model, first to last, as JSON data.
+
+    Patches are numbered row by row, from 0 at the top left, and lists with an entry for each patch are in that order:
+    `states` (`kept`: it stands for its group; `merged`; `pruned`: it passes the block by), `groups` (-1 where it is
+    pruned), `weights` in the groups, as the model has them now, and `scores` (`None` without scores). `centres` are the
+    kept patches of the groups. `block` is the number of a block, `name` its place in the model, `compressed` whether it
+    runs on fewer tokens than it gets; `grid` the rows and columns of its patches, `windows` those of its attention
+    (`None`: the whole grid), `prefix` its tokens before the patches. `patches`, `kept`, `merged` and `pruned` are
+    counts; `kept_in_mlp` is that of the MLP, which may have groups of its own.
+
+    Args:
+        model: What `compress` or `load` returned.
+        scores: What the plan was made from, to have them in the description.
+
+    Raises:
+        PmvitError: If the model is not compressed, or by a method without a plan; or the scores are of another one.
+    """
+    blocks = blocks_of(model)
+    if scores is not None:
+        check_scores(scores, [block.layout.grid for block in blocks])
+    return [
+        {
+            "block": number,
+            "name": name,
+            "compressed": layer.mlp is not None or not layer.is_identity,
+            "grid": list(layout.grid),
+            "windows": _describe_windows(layout.windows),
+            "prefix": layout.num_prefix,
+            "patches": layer.num_tokens,
+            "kept": layer.num_kept,
+            "kept_in_mlp": (layer.mlp or layer).num_kept,
+            "merged": layer.num_merged,
+            "pruned": layer.num_pruned,
+            "states": layer.states(),
+            "groups": list(layer.groups),
+            "centres": list(layer.centres),
+            "weights": list(layer.weights),
+            "scores": None if scores is None else scores.of(number).tolist(),
+        }
+        for number, name, layout, layer, _ in blocks
+    ]
+
+
+def _describe_windows(windows: Windows | None) -> dict[str, list[int]] | None:
+    return None if windows is None else {"size": list(windows.size), "shift": list(windows.shift)}
 
 
 def _entries(matrix: Tensor, groups: Tensor) -> tuple[float, ...]:

@@ -3,17 +3,21 @@
 A compressed block reads groups `M Z` and leaves `Z' = R Y + C Z`, where `Y` is what the block made of the groups and
 `C` is what a token keeps by itself: `I - R M` for `residual`, `1 - T` for `pinv` (Eq. 5-7). With `C = P E`, all that
 has to be carried past the block are the rows `E Z`, the *remainder*. So the tokens themselves are never needed between
-two blocks: a *table* of groups and remainder takes their place, and the way from one table to the next,
+two blocks: groups and remainder take their place, and the way to those of the next block,
 
     [M'; E'] [R | P],
 
 is one constant, sparse matrix: the *transition*. Walking backwards from what the head reads tells which of its rows
 anything still depends on.
 
-A block whose MLP runs on groups of its own is two such blocks, one after the other: what stands between its halves is
-a table as well.
+A block whose MLP runs on groups of its own is two such blocks, one after the other: what stands between its halves are
+groups and remainder as well. Blocks on windows (Swin) are the same to all this: rolling, padding and parting the grid
+are part of the order of their groups.
+
+Grids can be large and every map is local, so all matrices are sparse (COO, float64).
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,27 +32,26 @@ MOST = 0.97  # a block that computes a larger share of its tokens takes less tim
 
 
 class BlockMaps(NamedTuple):
-    """The maps around one block, or around one half of it, for all tokens of an image (N), in float64.
+    """The maps around one block, or around one half of it, for all tokens of an image.
 
     Attributes:
-        merge: M (m x N), from the tokens to the groups the block runs on.
-        remainder: E (e x N), from the tokens to what is carried past the block.
-        from_groups: R (N x m), from what the block made of the groups to the tokens.
-        from_remainder: P (N x e), from what was carried past it to the tokens.
+        enter: `[M; E]`, from the tokens to the groups the block runs on and what is carried past it.
+        leave: `[R | P]`, from what the block made of the groups and what was carried past it to the tokens.
+        num_groups: How many rows of the one, and columns of the other, are groups.
     """
 
-    merge: Tensor
-    remainder: Tensor
-    from_groups: Tensor
-    from_remainder: Tensor
+    enter: Tensor
+    leave: Tensor
+    num_groups: int
 
 
-class Step(NamedTuple):
-    """One block, or one half, in a chain of tables.
+class ChainedBlock(NamedTuple):
+    """One block, or one half, in a chain.
 
     Attributes:
-        transition: From the table before to this one; more than one factor if the tokens themselves stand in between.
-        num_tokens: The first rows of this table, on which the block runs.
+        transition: From the rows before (groups and remainder, or the tokens of the model) to those of this block; more
+            than one factor if the tokens themselves stand in between.
+        num_tokens: The first of these rows, on which the block runs.
         num_outputs: The first of these, for which anything depends on what the block makes of them.
         order: The group (of the block's plan) of each of the rows it runs on.
     """
@@ -61,33 +64,56 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """All blocks of a model, and the map from the last table to the tokens the head reads."""
+    """All blocks of a model, and the map from what the last one leaves to the tokens the head reads."""
 
-    steps: list[Step]
+    blocks: list[ChainedBlock]
     to_head: tuple[Tensor, ...]
+
+
+def identity(count: int) -> Tensor:
+    """The identity matrix, sparse."""
+    index = torch.arange(count)
+    return _sparse(index, index, torch.ones(count), (count, count))
 
 
 def identity_maps(num_tokens: int) -> BlockMaps:
     """The maps of a block that runs on every token."""
-    identity = torch.eye(num_tokens, dtype=torch.float64)
-    return BlockMaps(identity, identity[:0], identity, identity[:, :0])
+    return BlockMaps(identity(num_tokens), identity(num_tokens), num_tokens)
 
 
 def maps_of(matrices: TokenMatrices) -> BlockMaps:
     """The maps of a compressed block, or of M and R around a part of one, prefix tokens included."""
-    prefix = torch.eye(matrices.num_prefix)
-    merge = torch.block_diag(prefix, matrices.merge_matrix().detach().cpu().float()).double()
-    back = torch.block_diag(prefix, matrices.reconstruct_matrix().detach().cpu().float()).double()
+    merge, back = (
+        _block_diagonal(identity(matrices.num_prefix), matrix.detach().cpu().double().to_sparse())
+        for matrix in (matrices.merge_matrix(), matrices.reconstruct_matrix())
+    )
     if isinstance(matrices, PruneMerge) and matrices.reconstruct == "pinv":
-        kept = torch.diag(1 - matrices.token_mask.cpu().double())
+        pruned = torch.nonzero(matrices.token_mask.cpu() == 0).flatten()
+        kept = _sparse(pruned, pruned, torch.ones(len(pruned)), (back.shape[0], back.shape[0]))
     else:
-        kept = torch.eye(len(back), dtype=torch.float64) - back @ merge
-    if matrices.learn == "dense":  # its groups may overlap: no row says anything about another
-        is_carried = (kept.abs() >= EXACT).any(1)
-        from_remainder, remainder = torch.eye(len(back), dtype=torch.float64)[:, is_carried], kept[is_carried]
-    else:
-        from_remainder, remainder = factor(kept, merge)
-    return BlockMaps(merge, remainder, back, from_remainder)
+        kept = cleaned(identity(back.shape[0]) - _times(back, merge))
+    expand, remainder = factor(kept, merge)
+    return BlockMaps(torch.cat([merge, remainder]), torch.cat([back, expand], dim=1), merge.shape[0])
+
+
+def factor(kept: Tensor, merge: Tensor) -> tuple[Tensor, Tensor]:
+    """Write what tokens keep by themselves, `C`, as `P E` with few rows of `E` that change little.
+
+    A pruned token is carried as it is. Of a group, the differences of its members to one of them are carried: they say
+    all there is to say where the weights in M and R multiply to one, and two tokens that stay together in the next
+    block have the same difference there, a copy. Otherwise that one token is carried too.
+    """
+    group, token = merge.indices()
+    centres = merge.to_dense().abs().argmax(1)
+    centre_of = torch.arange(len(kept))
+    centre_of[token] = centres[group]
+    centre_of[centres] = centres
+    others = torch.nonzero(centre_of != torch.arange(len(kept))).flatten()
+    to_centre = _sparse(others, centre_of[others], torch.ones(len(others)), (len(kept), len(kept)))
+    # `1 - to_centre` takes the differences and `1 + to_centre` undoes it, for no centre has another.
+    expand = cleaned(kept + _times(kept, to_centre))
+    needed = torch.nonzero(_has_entry(expand, 1)).flatten()
+    return expand.index_select(1, needed), (identity(len(kept)) - to_centre).index_select(0, needed)
 
 
 def halves_of(block: BlockMaps, mlp: BlockMaps) -> tuple[BlockMaps, BlockMaps]:
@@ -97,55 +123,13 @@ def halves_of(block: BlockMaps, mlp: BlockMaps) -> tuple[BlockMaps, BlockMaps]:
         block: From and to the tokens of the image, around the block.
         mlp: From and to the tokens of the block, around its MLP.
     """
-    num_groups, num_carried = len(block.merge), len(block.remainder)
-    table = torch.eye(num_groups + num_carried, dtype=torch.float64)
-    past = torch.eye(num_carried, dtype=torch.float64)
+    num_rows = block.enter.shape[0]
+    past = identity(num_rows - block.num_groups)
+    leave = _times(block.leave, _block_diagonal(mlp.leave, past))
     return (
-        BlockMaps(block.merge, block.remainder, table[:, :num_groups], table[:, num_groups:]),
-        BlockMaps(
-            merge=torch.block_diag(mlp.merge, past[:0]),
-            remainder=torch.block_diag(mlp.remainder, past),
-            from_groups=block.from_groups @ mlp.from_groups,
-            from_remainder=torch.cat([block.from_groups @ mlp.from_remainder, block.from_remainder], dim=1),
-        ),
+        BlockMaps(block.enter, identity(num_rows), block.num_groups),
+        BlockMaps(_block_diagonal(mlp.enter, past), leave, mlp.num_groups),
     )
-
-
-def factor(kept: Tensor, merge: Tensor) -> tuple[Tensor, Tensor]:
-    """Write what tokens of disjoint groups keep by themselves, `C`, as `P E` with few rows of `E` that change little.
-
-    A pruned token is carried as it is. Of a group, the differences of its members to one of them are carried: they say
-    all there is to say where the weights in M and R multiply to one, and two tokens that stay together in the next
-    block have the same difference there, a copy. Otherwise that one token is carried too.
-    """
-    kept = _clean(kept)
-    identity = torch.eye(len(kept), dtype=torch.float64)
-    expand, remainder = [], []
-    is_grouped = (merge != 0).any(0)
-    for token in torch.nonzero((kept != 0).any(1) & ~is_grouped).flatten():
-        expand.append(kept[:, token, None])
-        remainder.append(identity[token, None])
-    for weights in merge:
-        members = torch.nonzero(weights).flatten()
-        own = kept[members][:, members]
-        if not own.any():
-            continue
-        centre = int(weights[members].abs().argmax())
-        basis = torch.eye(len(members), dtype=torch.float64)
-        basis[:, centre] -= 1.0
-        basis = torch.cat([basis[:centre], basis[centre + 1 :]])
-        if (own.sum(1).abs() > EXACT).any():  # differences alone do not span it
-            basis = torch.cat([basis, torch.eye(len(members), dtype=torch.float64)[centre, None]])
-        expand.append(_placed(own @ torch.linalg.pinv(basis), members, len(kept)))
-        remainder.append(basis @ identity[members])
-    if not expand:
-        return identity[:, :0], identity[:0]
-    return _clean(torch.cat(expand, dim=1)), torch.cat(remainder)
-
-
-def _placed(rows: Tensor, members: Tensor, count: int) -> Tensor:
-    """Rows of members among zeros for all others."""
-    return rows.new_zeros(count, rows.shape[1]).index_copy(0, members, rows)
 
 
 def chain(
@@ -171,16 +155,14 @@ def chain(
     """
     is_mlp = is_mlp or [False] * len(maps)
     first_of_last_block = len(maps) - (2 if is_mlp[-1] else 1)
-    num_tokens = maps[-1].from_groups.shape[0]
-    wanted = torch.eye(num_tokens, dtype=torch.float64)[read_by_head]  # from the tokens to the rows wanted of them
+    wanted = identity(maps[-1].leave.shape[0]).index_select(0, read_by_head)  # from the tokens to the rows wanted
     after: list[tuple[Tensor, ...]] = []  # the transition behind each block, last to first
     blocks: list[tuple[int, int, Tensor]] = []
     for number in reversed(range(len(maps))):
-        block = maps[number]
-        num_groups = len(block.merge)
+        enter, leave, num_groups = maps[number]
         skips = shortcut if number >= first_of_last_block else drop_dead
-        leave = torch.cat([block.from_groups, block.from_remainder], dim=1)
-        used = (_clean(wanted @ leave) != 0).any(0)
+        fused = cleaned(_times(wanted, leave))
+        used = _has_entry(fused, 1)
         is_output = used[:num_groups] | (not (skip_outputs[number] and skips))
         if is_mlp[number]:
             order = torch.nonzero(is_output).flatten()
@@ -190,23 +172,53 @@ def chain(
         num_outputs = int(is_output.sum())
         # What is carried past the last MLP would have to be computed by the attention before it.
         drops = drop_dead or (is_mlp[number] and skips)
-        carried = torch.nonzero(used[num_groups:] | (not drops)).flatten()
-        leave = leave[:, torch.cat([order[:num_outputs], num_groups + carried])]
-        after.append((_clean(wanted @ leave),) if fuse else _two_factors(wanted, leave, drop_dead))
+        carried = num_groups + torch.nonzero(used[num_groups:] | (not drops)).flatten()
+        left = torch.cat([order[:num_outputs], carried])
+        if fuse:
+            after.append((fused.index_select(1, left).coalesce(),))
+        else:
+            after.append(_two_factors(wanted, leave.index_select(1, left), drop_dead))
         blocks.append((len(order), num_outputs, order))
-        wanted = torch.cat([block.merge[order], block.remainder[carried]])
-    before = [(wanted,), *after[:0:-1]]
-    steps = [Step(maps, *block) for maps, block in zip(before, reversed(blocks), strict=True)]
-    return Chain(steps, after[0])
+        wanted = enter.index_select(0, torch.cat([order, carried]))
+    before = [(cleaned(wanted),), *after[:0:-1]]
+    return Chain([ChainedBlock(t, *block) for t, block in zip(before, reversed(blocks), strict=True)], after[0])
 
 
 def _two_factors(enter: Tensor, leave: Tensor, drop_dead: bool) -> tuple[Tensor, ...]:
     """Leave a block and enter the next one by one, with the tokens that are read in between."""
-    is_read = (enter != 0).any(0) if drop_dead else torch.ones(enter.shape[1], dtype=torch.bool)
-    return _clean(leave[is_read]), _clean(enter[:, is_read])
+    enter = cleaned(enter)
+    is_read = _has_entry(enter, 1) if drop_dead else torch.ones(enter.shape[1], dtype=torch.bool)
+    read = torch.nonzero(is_read).flatten()
+    return cleaned(leave.index_select(0, read)), enter.index_select(1, read).coalesce()
 
 
-def _clean(matrix: Tensor) -> Tensor:
+def cleaned(matrix: Tensor) -> Tensor:
     """Without what is a rounding error: a mean that is handed back to its members and taken again is a copy."""
-    whole = matrix.round()
-    return torch.where((matrix - whole).abs() < EXACT, whole, matrix)
+    matrix = matrix.coalesce()
+    values, whole = matrix.values(), matrix.values().round()
+    values = torch.where((values - whole).abs() < EXACT, whole, values)
+    return _sparse(*matrix.indices()[:, values != 0], values[values != 0], matrix.shape)
+
+
+def _times(first: Tensor, second: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # inside, PyTorch takes a format that it calls beta
+        return torch.sparse.mm(first, second)
+
+
+def _has_entry(matrix: Tensor, dim: int) -> Tensor:
+    """Which rows (0) or columns (1) of a matrix are not empty."""
+    return torch.bincount(matrix.indices()[dim], minlength=matrix.shape[dim]) > 0
+
+
+def _block_diagonal(first: Tensor, second: Tensor) -> Tensor:
+    first, second = first.coalesce(), second.coalesce()
+    indices = torch.cat([first.indices(), second.indices() + torch.tensor(first.shape)[:, None]], dim=1)
+    shape = (first.shape[0] + second.shape[0], first.shape[1] + second.shape[1])
+    return _sparse(*indices, torch.cat([first.values(), second.values()]), shape)
+
+
+def _sparse(rows: Tensor, columns: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    return torch.sparse_coo_tensor(
+        torch.stack([rows, columns]), values.double(), shape, check_invariants=False
+    ).coalesce()

@@ -5,7 +5,7 @@ Every pass is exact; together they make a compressed model run on little more th
 - *rewritten blocks*: a plain block is put together anew for what runs it (see `blocks`);
 - *last-block shortcut*: where the head reads only prefix tokens, the last block computes only those;
 - *dead-token removal*: what no later block and no head depends on is neither computed nor carried;
-- *fused transition*: leaving a block and entering the next is one constant matrix (see `maps`);
+- *fused transition*: leaving a block and entering the next is one constant matrix (see `chain`);
 - *form*: each transition runs in the form that is cheapest where it runs (see `transitions`).
 """
 
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from pmvit.compression import compression_of
 from pmvit.config import InferenceConfig, InferenceOptions, with_keywords
 from pmvit.config.inference import Target
-from pmvit.hosts import Host, host_of
+from pmvit.hosts import Host, TokenLayout, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.parts import PlainParts
+from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.prune_merge import PruneMerge, TokenMatrices
 from pmvit.runtime.blocks.build import Half, inference_block
-from pmvit.runtime.chain import BlockMaps, Step, chain, halves_of, identity_maps, maps_of
-from pmvit.runtime.stages import Handed, Narrowed, Stage
+from pmvit.runtime.chain import BlockMaps, ChainedBlock, chain, halves_of, identity_maps, maps_of
+from pmvit.runtime.stages import OnGroups, PartWithTransition, Stage
 from pmvit.runtime.transitions import FORMS, Transition, cheapest_form, transitions
-from pmvit.runtime.window_chain import chain_windows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +41,7 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
     """A copy of a model, compressed or not, that gives the same output faster and can no longer be trained or saved.
 
     Save the model itself, and optimise it after loading. It is for calling: what looks between its blocks, as timm's
-    `forward_intermediates` does, finds tables there instead of tokens, unless the model was made with
+    `forward_intermediates` does, finds groups there instead of tokens, unless the model was made with
     `features_only=True`.
 
     Args:
@@ -55,14 +55,17 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
     model = copy.deepcopy(model).eval().requires_grad_(False)
     host = host_of(model)
     host.freeze_control_flow()
-    if any(layout.windows is not None for layout in host.layouts()):
-        chain_windows(model, host, config.target, config.fuse)
-    else:
-        spans, num_read, _ = host.reading()
-        read = num_read if config.tokens == "head" and len(spans) == 1 else None
-        for names in spans:
-            if len(spans) == 1 or any(_can_gain(host, model.get_submodule(name)) for name in names):
-                _place_stages(model, host, names, read, config)
+    layouts = dict(zip(host.block_names(), host.layouts(), strict=True))
+    spans, num_read, _ = host.reading()
+    num_read = num_read if config.tokens == "head" and len(spans) == 1 else None
+    for names in spans:
+        before_head = None if num_read is None else names[-1]
+        parts = {
+            name: _part(host, model.get_submodule(name), layouts[name], config.rewrite, name == before_head)
+            for name in names
+        }
+        if len(spans) == 1 or any(part.gains for part in parts.values()):
+            _place_stages(model, host, parts, num_read, config)
     if compression_of(model) is not None:
         del model.compression
     for module in model.modules():
@@ -72,114 +75,140 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
     return model.to(next(model.parameters()).device)
 
 
-def _can_gain(host: Host, block: nn.Module) -> bool:
-    """Whether the passes know what to do with a block."""
-    has_own_mlp = mlp_matrices_of(block, host.part_names(block).mlp) is not None
-    return has_own_mlp or isinstance(block, PruneMerge) or host.plain_parts(block) is not None
-
-
-def _place_stages(model: nn.Module, host: Host, names: list[str], read: int | None, config: InferenceConfig) -> None:
-    """Replace a run of blocks: all tokens go in, and the first `read` of them come out, all if it is `None`."""
-    num_inputs = num_outputs = host.layout.num_tokens
-
-    def form(matrix: Tensor) -> type[Transition]:
-        return FORMS[config.form if config.form != "auto" else cheapest_form(matrix, config.target == "eager")]
-
-    num_read = num_outputs if read is None else read
-    parts = [
-        _part(host, model.get_submodule(name), config.rewrite, read is not None and name == names[-1]) for name in names
-    ]
-    for part in parts:
-        if config.target != "eager" and not part.computes_partly:
-            _unfold_mlp(part.block, host, form)
-    tables = chain(
-        [maps for part in parts for maps in part.maps(num_inputs)],
-        torch.arange(num_read),
-        skip_outputs=[part.computes_partly for part in parts for _ in part.halves],
-        is_mlp=[half == "mlp" for part in parts for half in part.halves],
-        shortcut=config.shortcut,
-        drop_dead=config.drop_dead,
-        fuse=config.fuse,
-    )
-    steps = iter(tables.steps)
-    for name, part in zip(names, parts, strict=True):
-        num_inputs, halves = num_outputs, []
-        for half in part.halves:
-            step = next(steps)
-            transition = transitions(step.transition, num_outputs, step.num_tokens, form)
-            is_own = bool(transition) or name != names[0] or half == "mlp"  # not what the model gives to its blocks
-            halves.append((transition, _runnable(part, half, step, config.target, is_own)))
-            num_outputs = step.num_outputs
-        to_head = transitions(tables.to_head, num_outputs, num_read, form) if name == names[-1] else None
-        stage = Stage(num_inputs, *halves[0], to_head, mlp=halves[1] if len(halves) > 1 else None)
-        if len(names) == 1 and part.wrapper is not None:
-            host.answer_like(stage, part.block)
-        model.set_submodule(name, stage)
-
-
 class _Part(NamedTuple):
     """A block as the passes see it.
 
     Attributes:
         block: What runs.
-        wrapper: Its compression, if that becomes part of the tables.
-        plain: What it is made of, if it is rewritten, and can compute some of its tokens only.
-        mlp: M and R around its MLP, if that becomes a block of its own in the tables.
+        layout: The tokens of the host at this block.
+        wrapper: Its compression, if that becomes part of the chain.
+        plain: What it is made of, if it is put together anew, and can compute some of its tokens only.
+        mlp_matrices: M and R around its MLP, if there are; where it is rewritten, the MLP is a block of its own.
     """
 
     block: nn.Module
-    wrapper: Any
-    plain: PlainParts | None
-    mlp: TokenMatrices | None = None
+    layout: TokenLayout
+    wrapper: Any = None
+    plain: PlainParts | None = None
+    mlp_matrices: TokenMatrices | None = None
 
     @property
-    def computes_partly(self) -> bool:
-        return self.plain is not None
+    def gains(self) -> bool:
+        """Whether the passes know what to do with it."""
+        return self.wrapper is not None or self.plain is not None or self.mlp_matrices is not None
 
     @property
     def halves(self) -> tuple[Half | None, ...]:
-        return (None,) if self.mlp is None else ("attention", "mlp")
+        return ("attention", "mlp") if self.plain is not None and self.mlp_matrices is not None else (None,)
 
-    def maps(self, num_tokens: int) -> tuple[BlockMaps, ...]:
+    def maps(self) -> tuple[BlockMaps, ...]:
         """One for each of the halves."""
-        around = maps_of(self.wrapper) if self.wrapper is not None else identity_maps(num_tokens)
-        return (around,) if self.mlp is None else halves_of(around, maps_of(self.mlp))
+        around = maps_of(self.wrapper) if self.wrapper is not None else identity_maps(self.layout.num_tokens)
+        if self.plain is not None and self.mlp_matrices is not None:
+            return halves_of(around, maps_of(self.mlp_matrices))
+        return (around,)
 
 
-def _part(host: Host, block: nn.Module, rewrite: bool, feeds_head: bool) -> _Part:
+def _part(host: Host, block: nn.Module, layout: TokenLayout, rewrite: bool, feeds_head: bool) -> _Part:
     """Open a compressed block.
 
     Full learned matrices would only grow if they were multiplied: such a block is left as it is, unless it is the last
     one, of whose reconstruction nothing remains but the prefix tokens.
     """
+    block = in_windows(block, host, layout)
     wrapper = block if isinstance(block, PruneMerge) else None
     inside = block if wrapper is None else wrapper.block
-    mlp = mlp_matrices_of(inside, host.part_names(inside).mlp)
+    matrices = mlp_matrices_of(inside, host.part_names(inside).mlp)
     plain = host.plain_parts(inside) if rewrite else None
-    is_dense = any(matrices is not None and matrices.learn == "dense" for matrices in (wrapper, mlp))
+    is_dense = any(some is not None and some.learn == "dense" for some in (wrapper, matrices))
     if is_dense and not (feeds_head and plain is not None):
-        return _Part(block, None, None)
-    return _Part(inside, wrapper, plain, mlp if plain is not None else None)
+        return _Part(block, layout)
+    return _Part(inside, layout, wrapper, plain, matrices)
 
 
-def _runnable(part: _Part, half: Half | None, step: Step, target: Target, is_own: bool) -> nn.Module:
-    """What runs a block, or a half of it, on the tokens of its step; they may be written to if they are its own."""
-    if part.plain is None:
-        return part.block if part.wrapper is None else Narrowed(part.wrapper)
-    has_bias = half != "mlp" and part.wrapper is not None and part.wrapper.log_sizes is not None
-    bias = part.wrapper.log_sizes[step.order] if has_bias else None
-    inplace = target == "eager" and is_own
-    return inference_block(part.plain, step.num_tokens, step.num_outputs, bias, target, inplace, half)
+def in_windows(block: nn.Module, host: Host, layout: TokenLayout) -> nn.Module:
+    """The block; if it runs on windows and on all tokens, as a compressed one that takes them window by window."""
+    if isinstance(block, PruneMerge) or layout.windows is None:
+        return block
+    tokens = torch.argsort(layout.windows.places(layout.grid))
+    wrapper = PruneMerge(block, torch.argsort(tokens), tokens, torch.ones(len(tokens)))
+    host.fit(wrapper, layout)
+    return wrapper.eval().requires_grad_(False)
 
 
-def _unfold_mlp(block: nn.Module, host: Host, form: Callable[[Tensor], type[Transition]]) -> None:
+def _place_stages(
+    model: nn.Module, host: Host, parts: dict[str, _Part], num_read: int | None, config: InferenceConfig
+) -> None:
+    """Replace a span of blocks: all tokens go in, and the first `num_read` of them come out, all if it is `None`."""
+    first, last = next(iter(parts)), next(reversed(parts))
+    num_outputs = parts[first].layout.num_tokens
+    num_read = num_outputs if num_read is None else num_read
+
+    def form(matrix: Tensor) -> type[Transition]:
+        return FORMS[config.form if config.form != "auto" else cheapest_form(matrix, config.target == "eager")]
+
+    chained = chain(
+        [maps for part in parts.values() for maps in part.maps()],
+        torch.arange(num_read),
+        skip_outputs=[part.plain is not None for part in parts.values() for _ in part.halves],
+        is_mlp=[half == "mlp" for part in parts.values() for half in part.halves],
+        shortcut=config.shortcut,
+        drop_dead=config.drop_dead,
+        fuse=config.fuse,
+    )
+    blocks = iter(chained.blocks)
+    for name, part in parts.items():
+        num_inputs, halves = num_outputs, []
+        for half in part.halves:
+            block = next(blocks)
+            transition = transitions(block.transition, num_outputs, block.num_tokens, form)
+            is_own = bool(transition) or name != first or half == "mlp"  # not what the model gives to its blocks
+            halves.append((transition, _runnable(host, part, half, block, config.target, is_own, form)))
+            num_outputs = block.num_outputs
+        to_head = transitions(chained.to_head, num_outputs, num_read, form) if name == last else None
+        is_windowed = part.layout.windows is not None
+        grid = part.layout.grid if is_windowed and host.keeps_grid else None
+        stage = Stage(num_inputs, *halves[0], to_head, mlp=halves[1] if len(halves) > 1 else None, grid=grid)
+        if is_windowed or (first == last and part.wrapper is not None):
+            host.answer_like(stage, part.block)
+        model.set_submodule(name, stage)
+
+
+def _runnable(
+    host: Host,
+    part: _Part,
+    half: Half | None,
+    chained: ChainedBlock,
+    target: Target,
+    is_own: bool,
+    form: Callable[[Tensor], type[Transition]],
+) -> nn.Module:
+    """What runs a block, or a half of it, on the tokens of the chain; they may be written to if they are its own."""
+    if part.plain is not None:
+        has_bias = half != "mlp" and part.wrapper is not None and part.wrapper.log_sizes is not None
+        bias = part.wrapper.log_sizes[chained.order] if has_bias else None
+        inplace = target == "eager" and is_own
+        return inference_block(part.plain, chained.num_tokens, chained.num_outputs, bias, target, inplace, half)
+    inside = part.block.block if isinstance(part.block, PruneMerge) else part.block
+    if isinstance(inside, WindowBlock):
+        inside.freeze(target, inplace=is_own and part.wrapper is not None)
+        part.block._forward_hooks.clear()  # the stage answers like the host's block in its place
+        return part.block
+    if part.mlp_matrices is not None and target != "eager":
+        _unfold_mlp(part.block, part.mlp_matrices, host, form)
+    return part.block if part.wrapper is None else OnGroups(part.wrapper)
+
+
+def _unfold_mlp(
+    block: nn.Module, matrices: TokenMatrices, host: Host, form: Callable[[Tensor], type[Transition]]
+) -> None:
     """Let a block that is not rewritten multiply with M and R around its MLP in a form that graphs can hold."""
-    parts = host.part_names(block).mlp
-    matrices = mlp_matrices_of(block, parts)
-    if parts is None or matrices is None:
-        return
-    maps = maps_of(matrices)
-    norm, mlp = (unwrapped(block.get_submodule(part)) for part in parts)
-    merge, spread = (form(matrix)(matrix, matrix.shape[1], len(matrix)) for matrix in (maps.merge, maps.from_groups))
-    block.set_submodule(parts[0], Handed(norm, before=merge))
-    block.set_submodule(parts[1], Handed(mlp, after=spread))
+    names: Any = host.part_names(block).mlp
+    maps, groups = maps_of(matrices), torch.arange(matrices.num_prefix + matrices.num_groups)
+    merge, spread = (
+        form(matrix)(matrix, matrix.shape[1], matrix.shape[0])
+        for matrix in (maps.enter.index_select(0, groups).coalesce(), maps.leave.index_select(1, groups).coalesce())
+    )
+    norm, mlp = (unwrapped(block.get_submodule(name)) for name in names)
+    block.set_submodule(names[0], PartWithTransition(norm, before=merge))
+    block.set_submodule(names[1], PartWithTransition(mlp, after=spread))

@@ -1,4 +1,7 @@
-"""The way from one table of tokens to the next (see `maps`): a constant sparse matrix, in one of three forms."""
+"""The way from the rows of one block to those of the next (see `chain`): a constant sparse matrix, in three forms.
+
+`Segment` is for eager PyTorch, `Gather` for graphs, `Matmul` for matrices that are small or mostly filled.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -7,80 +10,66 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.config.inference import Form
-from pmvit.prune_merge import SparseRows, segment_sum
+from pmvit.prune_merge import LastMade, SparseRows, segment_sum
 
 MULTIPLY = 1 / 32  # what a multiply-add of a product costs, in moves of a number through memory
 SEGMENT_ENTRY = 1 / 2  # what an entry of a segment sum costs, likewise
+GATHER_ENTRY = 3  # and one of a gathered sum: it is read and written, weighted, added up
 
 
-class Table:
-    """Tokens a block runs on and rows carried past it, each of shape (batch, rows, width).
+class TokenBuffer:
+    """The tokens a block runs on and the rows carried past it, each of shape (batch, rows, width).
 
     In eager PyTorch both lie in one buffer, first all tokens of all images, then all carried rows, so that both parts
     are contiguous. A block that adds to its tokens in place leaves the buffer ready for the next transition; after
     other blocks the parts have to be put side by side again.
     """
 
-    __slots__ = ("_buffer", "_carried", "tokens")
+    __slots__ = ("_buffer", "carried", "tokens")
 
     def __init__(self, tokens: Tensor, carried: Tensor | None = None, buffer: Tensor | None = None) -> None:
         self.tokens = tokens
-        self._carried = carried
+        self.carried = carried
         self._buffer = buffer
 
-    @staticmethod
-    def lying_in(buffer: Tensor, batch: int, num_tokens: int) -> "Table":
-        """The table in a (rows, width) buffer."""
-        tokens = buffer.narrow(0, 0, batch * num_tokens).view(batch, num_tokens, -1)
-        return Table(tokens, None, buffer)
-
-    @property
-    def carried(self) -> Tensor | None:
-        if self._buffer is None:
-            return self._carried
-        batch, num_tokens, width = self.tokens.shape
-        rest = self._buffer[batch * num_tokens :]
-        return rest.view(batch, -1, width) if len(rest) else None
-
-    def after_block(self, outputs: Tensor) -> "Table":
-        """The table with what a block made of its tokens."""
-        return self if outputs is self.tokens else Table(outputs, self.carried)
+    def after_block(self, outputs: Tensor) -> "TokenBuffer":
+        """With what a block made of its tokens."""
+        return self if outputs is self.tokens else TokenBuffer(outputs, self.carried)
 
     def rows(self) -> Tensor:
         """Tokens and carried rows of each image, one after the other: (batch, rows, width)."""
-        carried = self.carried
-        return self.tokens if carried is None else torch.cat([self.tokens, carried], dim=1)
+        return self.tokens if self.carried is None else torch.cat([self.tokens, self.carried], dim=1)
 
-    def buffer(self) -> Tensor:
+    def all_rows(self) -> Tensor:
         """All tokens of all images, then all carried rows: (rows, width)."""
         if self._buffer is not None:
             return self._buffer
         width = self.tokens.shape[-1]
         tokens = self.tokens.reshape(-1, width)
-        return tokens if self._carried is None else torch.cat([tokens, self._carried.reshape(-1, width)])
+        return tokens if self.carried is None else torch.cat([tokens, self.carried.reshape(-1, width)])
 
 
 class Transition(nn.Module, ABC):
-    """A constant sparse matrix from one table to the next.
+    """A constant sparse matrix from the rows of one block to those of the next.
 
     Args:
-        matrix: From the rows of the one table to those of the next.
-        num_outputs: How many rows of the one table are tokens.
-        num_tokens: How many rows of the next table are.
+        matrix: Sparse (COO, coalesced).
+        num_outputs: How many of the rows that come are tokens.
+        num_tokens: How many of the rows that go are.
     """
 
     def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
         super().__init__()
         self.num_outputs = num_outputs
         self.num_tokens = num_tokens
-        self.num_carried = len(matrix) - num_tokens
+        self.num_carried = matrix.shape[0] - num_tokens
 
     def extra_repr(self) -> str:
         return f"{self.num_outputs} tokens -> {self.num_tokens} tokens + {self.num_carried} carried"
 
     @abstractmethod
-    def forward(self, table: Table) -> Table:
-        """The next table."""
+    def forward(self, buffer: TokenBuffer) -> TokenBuffer:
+        """The rows of the next block."""
 
 
 class Matmul(Transition):
@@ -90,94 +79,72 @@ class Matmul(Transition):
 
     def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
         super().__init__(matrix, num_outputs, num_tokens)
-        self.register_buffer("matrix", matrix.float(), persistent=False)
+        self.register_buffer("matrix", matrix.to_dense().float(), persistent=False)
 
-    def forward(self, table: Table) -> Table:
-        rows = table.rows()
+    def forward(self, buffer: TokenBuffer) -> TokenBuffer:
+        rows = buffer.rows()
         matrix = self.matrix.to(rows.dtype)
         tokens = torch.matmul(matrix[: self.num_tokens], rows)
-        return Table(tokens, torch.matmul(matrix[self.num_tokens :], rows) if self.num_carried else None)
+        return TokenBuffer(tokens, torch.matmul(matrix[self.num_tokens :], rows) if self.num_carried else None)
 
 
 class Gather(Transition):
-    """Rows that are copies are gathered; the others come from a product of the rows they mix.
-
-    Tokens mix with their neighbours only, so that this product falls apart into many small ones. They are packed into a
-    few chunks of one size, multiplied side by side.
+    """Rows that are copies are gathered; the others are weighted sums of gathered rows, as many at once as have about
+    as many entries. Best in graphs: it is made of operations that every runtime has.
     """
 
-    mixed_rows: Tensor
-    mixing: Tensor
     sources: Tensor
 
     def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
         super().__init__(matrix, num_outputs, num_tokens)
-        matrix = matrix.float()
+        (row_of_entry, column_of_entry), values = matrix.indices(), matrix.values().float()
+        entries = torch.bincount(row_of_entry, minlength=matrix.shape[0])
+        firsts = entries.cumsum(0) - entries
+        slot = torch.arange(len(values)) - firsts[row_of_entry]
+        sources = torch.zeros(matrix.shape[0], dtype=torch.long)
         copied = is_copy(matrix)
-        chunks = pack(matrix, torch.nonzero(~copied).flatten().tolist())
-        height, width = (max((len(chunk[side]) for chunk in chunks), default=0) for side in (0, 1))
-        mixing = torch.zeros(len(chunks), height, width)
-        mixed_rows = torch.zeros(len(chunks), width, dtype=torch.long)
-        sources = matrix.argmax(1)
-        for number, (rows, columns) in enumerate(chunks):
-            mixing[number, : len(rows), : len(columns)] = matrix[rows][:, columns]
-            mixed_rows[number, : len(columns)] = torch.tensor(columns)
-            sources[rows] = matrix.shape[1] + number * height + torch.arange(len(rows))
-        self.register_buffer("mixed_rows", mixed_rows.flatten(), persistent=False)
-        self.register_buffer("mixing", mixing, persistent=False)
+        sources[copied] = column_of_entry[firsts[copied]]
+        num_rows = matrix.shape[1]
+        self.slots: list[int] = []
+        slots = summed_slots(matrix)
+        for size in slots[slots > 0].unique().tolist():
+            rows = torch.nonzero(slots == size).flatten()
+            sources[rows] = num_rows + torch.arange(len(rows))
+            here = slots[row_of_entry] == size
+            place = (sources[row_of_entry[here]] - num_rows, slot[here])
+            num_rows += len(rows)
+            columns = torch.zeros(len(rows), size, dtype=torch.long)
+            columns[place] = column_of_entry[here]
+            weights = torch.zeros(len(rows), size)
+            weights[place] = values[here]
+            self.register_buffer(f"columns{len(self.slots)}", columns.flatten(), persistent=False)
+            self.register_buffer(f"weights{len(self.slots)}", weights[:, :, None], persistent=False)
+            self.slots.append(size)
         self.register_buffer("sources", sources, persistent=False)
 
-    def forward(self, table: Table) -> Table:
-        rows = table.rows()
-        if self.mixing.numel():
-            read = rows.index_select(1, self.mixed_rows).unflatten(1, (len(self.mixing), -1))
-            mixed = torch.matmul(self.mixing.to(rows.dtype), read).flatten(1, 2)
-            rows = torch.cat([rows, mixed], dim=1)
+    def forward(self, buffer: TokenBuffer) -> TokenBuffer:
+        rows = buffer.rows()
+        parts = [rows]
+        for number, size in enumerate(self.slots):
+            columns, weights = self.get_buffer(f"columns{number}"), self.get_buffer(f"weights{number}")
+            read = rows.index_select(1, columns).unflatten(1, (-1, size))
+            parts.append((read * weights.to(rows.dtype)).sum(2))
+        rows = torch.cat(parts, dim=1) if len(parts) > 1 else rows
         tokens = rows.index_select(1, self.sources[: self.num_tokens])
-        return Table(tokens, rows.index_select(1, self.sources[self.num_tokens :]) if self.num_carried else None)
+        return TokenBuffer(tokens, rows.index_select(1, self.sources[self.num_tokens :]) if self.num_carried else None)
 
 
 def is_copy(matrix: Tensor) -> Tensor:
-    """Which rows of a matrix take one row as it is."""
-    return ((matrix != 0).sum(1) == 1) & (matrix.sum(1) == 1)
+    """Which rows of a sparse matrix take one row as it is."""
+    rows = matrix.indices()[0]
+    others = torch.bincount(rows[matrix.values() != 1], minlength=matrix.shape[0])
+    return (torch.bincount(rows, minlength=matrix.shape[0]) == 1) & (others == 0)
 
 
-Chunk = tuple[list[int], list[int]]
-
-
-def pack(matrix: Tensor, rows: list[int]) -> list[Chunk]:
-    """Sort rows of a sparse matrix into chunks that have no column in common: rows and columns of each.
-
-    As many chunks as make the product cheapest when all are padded to the size of the largest.
-    """
-    parts: list[tuple[set[int], set[int]]] = []  # what hangs together
-    for row in rows:
-        columns = set(torch.nonzero(matrix[row]).flatten().tolist())
-        touching = [part for part in parts if part[1] & columns]
-        parts = [part for part in parts if not part[1] & columns]
-        joined_rows, joined_columns = {row}, columns
-        for part in touching:
-            joined_rows, joined_columns = joined_rows | part[0], joined_columns | part[1]
-        parts.append((joined_rows, joined_columns))
-    parts.sort(key=lambda part: len(part[0]) * len(part[1]), reverse=True)
-    best: list[Chunk] = []
-    lowest = float("inf")
-    for count in (1, 2, 3, 4, 6, 8):
-        chunks: list[Chunk] = [([], []) for _ in range(count)]
-        for part_rows, part_columns in parts:
-            emptiest = min(chunks, key=lambda chunk: len(chunk[0]) + len(chunk[1]))
-            emptiest[0].extend(sorted(part_rows))
-            emptiest[1].extend(sorted(part_columns))
-        chunks = [chunk for chunk in chunks if chunk[0]]
-        if chunks and (cost := _chunks_cost(chunks)) < lowest:
-            best, lowest = chunks, cost
-    return best
-
-
-def _chunks_cost(chunks: list[Chunk]) -> float:
-    """Rows read and written by the product of chunks, and what it multiplies, in moves of a row."""
-    height, width = max(len(rows) for rows, _ in chunks), max(len(columns) for _, columns in chunks)
-    return len(chunks) * (height * width * MULTIPLY + height + width)
+def summed_slots(matrix: Tensor) -> Tensor:
+    """How many rows `Gather` adds up for each row of a sparse matrix, a power of two; 0 for a copy."""
+    entries = torch.bincount(matrix.indices()[0], minlength=matrix.shape[0]).clamp(min=1)
+    return torch.where(is_copy(matrix), 0, 2 ** entries.log2().ceil().long())
 
 
 class Segment(Transition):
@@ -189,37 +156,32 @@ class Segment(Transition):
 
     def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
         super().__init__(matrix, num_outputs, num_tokens)
-        matrix = matrix.float()
-        rows, columns = torch.nonzero(matrix, as_tuple=True)
-        self.width = matrix.shape[1]
+        rows, columns = matrix.indices()
+        self.num_inputs = matrix.shape[1]
         self.register_buffer("columns", columns, persistent=False)
-        self.register_buffer("sizes", torch.bincount(rows, minlength=len(matrix)), persistent=False)
-        self.register_buffer("weights", matrix[rows, columns], persistent=False)
+        self.register_buffer("sizes", torch.bincount(rows, minlength=matrix.shape[0]), persistent=False)
+        self.register_buffer("weights", matrix.values().float(), persistent=False)
         self._token_entries = int((rows < num_tokens).sum())
-        self._made: tuple[object, SparseRows, Tensor] | None = None
+        self._repeated = LastMade[tuple[SparseRows, Tensor]]()
 
-    def forward(self, table: Table) -> Table:
-        batch = table.tokens.shape[0]
-        rows, weights = self._for_batch(batch, table.tokens)
-        return Table.lying_in(segment_sum(table.buffer(), rows, weights), batch, self.num_tokens)
+    def forward(self, buffer: TokenBuffer) -> TokenBuffer:
+        batch, _, width = buffer.tokens.shape
+        made_for = (batch, buffer.tokens.dtype, buffer.tokens.device)
+        rows, weights = self._repeated.get(made_for, lambda: self._repeat(batch, buffer.tokens.dtype))
+        result = segment_sum(buffer.all_rows(), rows, weights)
+        tokens = result[: batch * self.num_tokens].view(batch, self.num_tokens, width)
+        if not self.num_carried:
+            return TokenBuffer(tokens, None, result)
+        return TokenBuffer(tokens, result[batch * self.num_tokens :].view(batch, self.num_carried, width), result)
 
-    def _for_batch(self, batch: int, table: Tensor) -> tuple[SparseRows, Tensor]:
-        """Rows and weights for this batch size; those of the last one are kept."""
-        if torch.compiler.is_compiling():
-            return self._repeat(batch, table)
-        made_for, made = (batch, table.dtype, table.device), self._made  # another thread may replace it
-        if made is None or made[0] != made_for:
-            with torch.inference_mode(False):
-                self._made = made = (made_for, *self._repeat(batch, table))
-        return made[1], made[2]
-
-    def _repeat(self, batch: int, table: Tensor) -> tuple[SparseRows, Tensor]:
+    def _repeat(self, batch: int, dtype: torch.dtype) -> tuple[SparseRows, Tensor]:
+        """Rows and weights for a batch whose tokens come first, and then what is carried."""
         image = torch.arange(batch, device=self.columns.device)[:, None]
         is_token = self.columns < self.num_outputs
-        num_carried = self.width - self.num_outputs
-        place = torch.where(is_token, self.columns, self.columns - self.num_outputs + batch * self.num_outputs)
-        columns = place + image * torch.where(is_token, self.num_outputs, num_carried)
-        weights = self.weights.to(table.dtype).expand(batch, -1)
+        num_carried = self.num_inputs - self.num_outputs
+        first = torch.where(is_token, self.columns, self.columns - self.num_outputs + batch * self.num_outputs)
+        columns = first + image * torch.where(is_token, self.num_outputs, num_carried)
+        weights = self.weights.to(dtype).expand(batch, -1)
         sizes = torch.cat([part.repeat(batch) for part in self.sizes.tensor_split([self.num_tokens])])
         columns, weights = (
             torch.cat([part.flatten() for part in both.tensor_split([self._token_entries], dim=1)])
@@ -234,13 +196,13 @@ FORMS: dict[Form, type[Transition]] = {"segment": Segment, "gather": Gather, "ma
 def cheapest_form(matrix: Tensor, in_eager: bool) -> Form:
     """The form in which a transition costs least, by counting what each moves and multiplies."""
     rows, width = matrix.shape
-    chunks = pack(matrix, torch.nonzero(~is_copy(matrix)).flatten().tolist())
+    slots = summed_slots(matrix)
     costs: dict[Form, float] = {
-        "gather": 2 * width + (_chunks_cost(chunks) if chunks else 0) + rows,
+        "gather": 2 * width + int(slots.sum()) * GATHER_ENTRY + rows,
         "matmul": width + width * rows * MULTIPLY + rows,
     }
     if in_eager:
-        costs["segment"] = rows + int((matrix != 0).sum()) * SEGMENT_ENTRY
+        costs["segment"] = rows + matrix._nnz() * SEGMENT_ENTRY
     return min(costs, key=lambda form: costs[form])
 
 
@@ -250,9 +212,11 @@ def transitions(
     """Modules for the factors of a transition, in the form that is chosen for each; none for an identity."""
     result: list[Transition] = []
     for place, matrix in enumerate(matrices):
-        width = num_tokens if place == len(matrices) - 1 else len(matrix)
-        is_identity = len(matrix) == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix), dtype=matrix.dtype))
-        if not (is_identity and width == num_outputs):
-            result.append(form(matrix)(matrix, num_outputs, width))
-        num_outputs = width
+        height = num_tokens if place == len(matrices) - 1 else matrix.shape[0]
+        rows, columns = matrix.indices()
+        is_square = matrix.shape[0] == matrix.shape[1] == len(rows)
+        is_identity = is_square and torch.equal(rows, columns) and bool((matrix.values() == 1).all())
+        if not (is_identity and height == num_outputs):
+            result.append(form(matrix)(matrix, num_outputs, height))
+        num_outputs = height
     return result

@@ -7,8 +7,6 @@ with which the mean of its output is that of the original's block, and the next 
 last block only those tokens count that the head reads.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
+from pmvit.training.hooks import block_hooks, output_tokens
 
 PREFIX_SHARE = 0.1  # of the mean over tokens, for class and other prefix tokens: few, but what is read in the end
 TRIED = 3  # biases of a block, last first
@@ -26,7 +25,7 @@ TRIED = 3  # biases of a block, last first
 def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
     """Correct the last bias of every block, in place.
 
-    All images pass the compressed model at once, because every block has to see what those before it put out when they
+    All images pass the compressed model at once, because every block has to get what those before it put out when they
     are corrected. A few hundred are enough: only means are taken.
 
     Args:
@@ -38,15 +37,16 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
         How many blocks were corrected; one without a bias that moves all tokens alike is left as it is.
     """
     means = _block_means(teacher, images)
+    host = host_of(model)
+    layouts, num_read = host.layouts(), host.reading().num_read
     corrected = 0
 
-    def correct(block: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
+    def correct(number: int, block: nn.Module, arguments: Any, options: Any, output: Any) -> Any:
         nonlocal corrected
         tokens = _tokens(output)
-        layout = layouts[blocks.index(block)]
-        missing = means[blocks.index(block)] - tokens.mean(0)
-        weights = _token_weights(layout.num_prefix, layout.num_patches).to(tokens)[:, None]
-        if block is blocks[-1] and num_read is not None:
+        missing = means[number] - tokens.mean(0)
+        weights = _token_weights(layouts[number].num_prefix, layouts[number].num_patches).to(tokens)[:, None]
+        if number == len(layouts) - 1 and num_read is not None:
             weights[num_read:] = 0.0  # nobody reads them, and plans know it
         for bias in _last_biases(block, tokens.shape[-1]):
             moves = _response(block, bias, arguments, options, tokens)
@@ -58,43 +58,28 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
             return _with_tokens(output, tokens + moves * shift)
         return None
 
-    host = host_of(model)
-    layouts = host.layouts()
-    num_read = host.reading().num_read
-    blocks = [model.get_submodule(name) for name in host.block_names()]
-    handles = [block.register_forward_hook(correct, with_kwargs=True) for block in blocks]
-    try:
-        with evaluation_mode(model):
-            predict(model, images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with block_hooks(model, correct), evaluation_mode(model):
+        predict(model, images)
     return corrected
 
 
 def _block_means(teacher: nn.Module, images: Tensor) -> list[Tensor]:
     """The mean output tokens of every block over the images, (tokens, width) each."""
-    blocks = [teacher.get_submodule(name) for name in host_of(teacher).block_names()]
-    sums: list[Tensor | float] = [0.0] * len(blocks)
+    sums: dict[int, Tensor] = {}
 
-    def add(block: nn.Module, _: Any, output: Any) -> None:
-        sums[blocks.index(block)] += _tokens(output).sum(0)
+    def add(number: int, _block: nn.Module, _arguments: Any, _options: Any, output: Any) -> None:
+        total = _tokens(output).sum(0)
+        sums[number] = total if number not in sums else sums[number] + total
 
-    handles = [block.register_forward_hook(add) for block in blocks]
-    try:
-        with evaluation_mode(teacher):
-            for part in images.split(32):
-                predict(teacher, part)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [torch.as_tensor(each) / len(images) for each in sums]
+    with block_hooks(teacher, add), evaluation_mode(teacher):
+        for part in images.split(32):
+            predict(teacher, part)
+    return [sums[number] / len(images) for number in sorted(sums)]
 
 
 def _tokens(output: Any) -> Tensor:
     """The (batch, tokens, width) tokens in what a block puts out."""
-    tokens: Tensor = output[0] if isinstance(output, tuple) else output
-    return tokens.flatten(1, -2)
+    return output_tokens(output).flatten(1, -2)
 
 
 def _with_tokens(output: Any, tokens: Tensor) -> Any:
@@ -111,7 +96,7 @@ def _token_weights(num_prefix: int, num_patches: int) -> Tensor:
 
 
 def _last_biases(block: nn.Module, width: int) -> list[nn.Parameter]:
-    """The last vectors of a block that have an entry a channel."""
+    """The last vectors of a block with one entry per channel."""
     wrapped = getattr(block, "block", block)
     return [parameter for parameter in wrapped.parameters() if parameter.shape == (width,)][: -TRIED - 1 : -1]
 
@@ -120,18 +105,12 @@ def _response(
     block: nn.Module, bias: nn.Parameter, arguments: tuple[Any, ...], options: dict[str, Any], tokens: Tensor
 ) -> Tensor | None:
     """How far the output moves, (tokens, width), if each entry of a bias is raised by one; `None` if images differ."""
-    with _raised(bias):
-        moved = _tokens(block.forward(*arguments, **options)) - tokens
-    mean = moved.mean(0)
-    is_alike = (moved - mean).abs().max() <= 1e-3 * mean.abs().max()
-    return mean if is_alike and mean.any() else None
-
-
-@contextmanager
-def _raised(bias: nn.Parameter) -> Iterator[None]:
     before = bias.clone()
     bias.add_(1)
     try:
-        yield
+        moved = _tokens(block.forward(*arguments, **options)) - tokens
     finally:
         bias.copy_(before)
+    mean = moved.mean(0)
+    is_alike = (moved - mean).abs().max() <= 1e-3 * mean.abs().max()
+    return mean if is_alike and mean.any() else None

@@ -3,14 +3,13 @@
 import copy
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pmvit.compression import compression_of, decompress
-from pmvit.config import FinetuneConfig
-from pmvit.data.batches import unpack
+from pmvit.config import FinetuneConfig, FinetuneOptions, with_keywords
+from pmvit.data.batches import first_images
 from pmvit.errors import PmvitError
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_loader
@@ -20,10 +19,14 @@ from pmvit.training.record import has_begun
 from pmvit.training.run import finetune
 from pmvit.training.trainer import Finetuned
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 EPOCH_IMAGES = 1000
 BIAS_IMAGES = 256
 
 
+@with_keywords(FinetuneConfig)
 def calibrate(
     model: nn.Module,
     data: str | Path | Iterable[Any],
@@ -36,7 +39,7 @@ def calibrate(
     distill: bool = True,
     epoch_images: int = EPOCH_IMAGES,
     progress: bool = True,
-    **options: Any,
+    **options: "Unpack[FinetuneOptions]",
 ) -> Finetuned:
     """Let a compressed model learn to predict what its original predicts, in place, on about a thousand images.
 
@@ -53,7 +56,7 @@ def calibrate(
         output: A folder for the model and what it takes to resume.
         resume: Go on from the last checkpoint in `output`, if there is one.
         distill: Whether to go on after the biases.
-        epoch_images: Images an epoch at most.
+        epoch_images: Images per epoch at most.
         progress: Show a progress bar.
 
     Raises:
@@ -68,7 +71,9 @@ def calibrate(
         check_savable(model)
     teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))
     if not (resume and folder is not None and has_begun(folder)):
-        correct_biases(model, teacher, _some_images(model, data))
+        loader = open_loader(model, data, labels=False, shuffle=True) if isinstance(data, (str, Path)) else data
+        images = first_images(loader, BIAS_IMAGES).to(next(model.parameters()).device)
+        correct_biases(model, teacher, images)
     if not distill:
         if folder is not None:
             save(model, folder)
@@ -85,16 +90,3 @@ def calibrate(
         progress=progress,
         **options,
     )
-
-
-def _some_images(model: nn.Module, data: str | Path | Iterable[Any]) -> Tensor:
-    """Images to take means over, as they are evaluated."""
-    loader = open_loader(model, data, labels=False, shuffle=True) if isinstance(data, (str, Path)) else data
-    found: list[Tensor] = []
-    for batch in loader:
-        found.append(unpack(batch)[0])
-        if sum(map(len, found)) >= BIAS_IMAGES:
-            break
-    if not found:
-        raise PmvitError("expected at least one batch of images; the loader is empty")
-    return torch.cat(found)[:BIAS_IMAGES].to(next(model.parameters()).device)

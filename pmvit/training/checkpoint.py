@@ -103,21 +103,16 @@ class Checkpoints:
         Raises:
             PmvitError: If it cannot be written, as on a full disk; those before it are whole.
         """
-        document = {"format": FORMAT, "version": VERSION, "state": checkpoint.state}
-        metadata = {FORMAT: json.dumps(document)}
-        tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
+        metadata = {FORMAT: json.dumps({"format": FORMAT, "version": VERSION, "state": checkpoint.state})}
+        tensors = _apart(checkpoint.tensors)
         try:
-            self._make_room()
-            write_atomically(self.path(step), lambda temporary: save_file(_unshared(tensors), temporary, metadata))
+            for leftover in self.folder.glob(".step-*.tmp"):  # of a run that was killed while it wrote
+                leftover.unlink(missing_ok=True)
+            write_atomically(self.path(step), lambda temporary: save_file(tensors, temporary, metadata))
         except (OSError, SafetensorError) as error:
             raise self._failure(step, error) from None
         for old in self.steps()[: -self.keep]:
             self.path(old).unlink(missing_ok=True)
-
-    def _make_room(self) -> None:
-        """Take away what a killed run left half-written."""
-        for leftover in self.folder.glob(".step-*.tmp"):
-            leftover.unlink(missing_ok=True)
 
     def _failure(self, step: int, error: Exception) -> PmvitError:
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
@@ -140,14 +135,15 @@ class Checkpoints:
         return Checkpoint(read_tensors(path), document["state"])
 
 
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share memory, copied apart: safetensors stores each on its own."""
-    seen: set[int] = set()
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, those that share memory copied: safetensors stores each on its own."""
+    stored: set[int] = set()
     result = {}
     for name, value in tensors.items():
-        place = value.untyped_storage().data_ptr()
-        result[name] = value.clone() if place in seen and value.numel() else value
-        seen.add(place)
+        value = value.detach().cpu().contiguous()
+        memory = value.untyped_storage().data_ptr()
+        result[name] = value.clone() if memory in stored and value.numel() else value
+        stored.add(memory)
     return result
 
 

@@ -1,19 +1,24 @@
-"""What learns in a run: model, teacher, optimizer, schedule and moving average, and what a step does to them."""
+"""One step of fine-tuning: what learns (model, optimizer, schedule, moving average), from what, and how."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from timm.data.mixup import Mixup
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from pmvit.config import FinetuneConfig
 from pmvit.data.batches import check_labels
-from pmvit.data.training import BatchTransform, TrainingBatch
+from pmvit.data.seeding import seed_all, seed_for
+from pmvit.data.training import TrainingBatch
+from pmvit.data.transforms import BatchTransform
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
@@ -26,8 +31,27 @@ from pmvit.training.matrices import parameter_groups, set_learnable
 from pmvit.wrapping import TrainingPass, extra_loss
 
 
+class Gradient(NamedTuple):
+    """What the passes of a step gave, before the weights are changed.
+
+    Attributes:
+        losses: Their means, by name.
+        norm: Of the gradient of all weights.
+        images: How many images this process trained on.
+        names: Which these were.
+    """
+
+    losses: dict[str, Tensor]
+    norm: Tensor
+    images: int
+    names: list[str]
+
+
 class Learner:
-    """A model on its way, step by step; how many steps it has done is for its owner to know."""
+    """A model and what changes its weights: a step is `compute_gradient`, then `update`.
+
+    Everything a step does follows from its number and the tensors here; how many are done is for the owner to know.
+    """
 
     def __init__(
         self,
@@ -45,13 +69,14 @@ class Learner:
         self.model = model
         self.config = config
         self.accelerator = accelerator
-        self._states = ExitStack()
+        self.steps_per_epoch = steps_per_epoch
+        self._until_closed = ExitStack()
         device = accelerator.device
         self._mix = self._mixup()
         self.teacher = teacher
         if teacher is not None:
             teacher.to(device)
-            self._states.enter_context(evaluation_mode(teacher))
+            self._until_closed.enter_context(evaluation_mode(teacher))
         model.to(device)
         if config.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
@@ -61,18 +86,7 @@ class Learner:
         groups = parameter_groups(model, config)
         self._trained = [parameter for group in groups for parameter in group["params"]]
         optimizer = _optimizer(groups, config)
-        self._schedule, _ = create_scheduler_v2(
-            optimizer,
-            sched=config.scheduler,
-            num_epochs=config.epochs,
-            min_lr=config.min_lr,
-            warmup_lr=config.lr / 100,
-            warmup_epochs=config.warmup_epochs,  # type: ignore[arg-type]  # parts of an epoch are steps here
-            decay_epochs=max(1, config.epochs // 3),
-            decay_milestones=[round(config.epochs * share) for share in (0.6, 0.85)],
-            step_on_epochs=False,
-            updates_per_epoch=steps_per_epoch,
-        )
+        self._schedule = _scheduler(optimizer, config, steps_per_epoch)
         self._ema = ModelEmaV3(model, decay=config.ema, use_warmup=True) if config.ema else None
         self._prepared, self._optimizer = accelerator.prepare(as_module(model), optimizer)
         self._forward = torch.compile(self._prepared) if config.compile else self._prepared
@@ -89,7 +103,7 @@ class Learner:
     def _tap(self, model: nn.Module) -> dict[int, Tensor]:
         if not self.config.token_alpha or self.teacher is None:
             return {}
-        return self._states.enter_context(tapped_tokens(model, self.config.token_blocks or (-1,)))
+        return self._until_closed.enter_context(tapped_tokens(model, self.config.token_blocks or (-1,)))
 
     def _mixup(self) -> Any:
         config = self.config
@@ -105,31 +119,40 @@ class Learner:
         set_learnable(self.model, epoch < self.config.learnable_epochs)
         self.model.train()
 
-    def begin_step(self, step: int) -> None:
-        """Set the learning rate of every group."""
+    def compute_gradient(self, step: int, batches: Iterator[TrainingBatch]) -> Gradient:
+        """Forward and backward on the next batches; `step` (from 0) sets learning rates and random numbers."""
+        passes = self.config.accumulate
+        epoch, place = divmod(step, self.steps_per_epoch)
         self._schedule.step_update(step)
+        means: dict[str, Tensor] = {}
+        images, names = 0, []
+        for number, batch in enumerate(islice(batches, passes)):
+            seed_all(seed_for(self.config.seed, epoch, place * passes + number, self.accelerator.process_index))
+            with nullcontext() if number == passes - 1 else self.accelerator.no_sync(self._prepared):
+                losses = self._losses(batch)
+                self.accelerator.backward(losses["loss"] / passes)
+            for name, value in losses.items():
+                means[name] = means.get(name, 0.0) + value.detach().float() / passes
+            images += len(batch.images)
+            names += batch.names
+        self.accelerator.unscale_gradients()
+        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        return Gradient(means, torch.nn.utils.get_total_norm(gradients), images, names)
 
-    def accumulate(self, batch: TrainingBatch, is_last: bool) -> dict[str, Tensor]:
-        """Forward and backward; gradients add up until `update`. The losses, by name."""
-        with nullcontext() if is_last else self.accelerator.no_sync(self._prepared):
-            losses = self._losses(batch)
-            self.accelerator.backward(losses["loss"] / self.config.accumulate)
-        return {name: value.detach().float() for name, value in losses.items()}
+    def update(self, step: int, norm: Tensor) -> None:
+        """Clip the gradient, change the weights, and let the moving average follow."""
+        if self.config.clip:
+            torch.nn.utils.clip_grads_with_norm_(self._trained, self.config.clip, norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._ema is not None:
+            self._ema.update(self.model, step=step + 1)
 
     def _losses(self, batch: TrainingBatch) -> dict[str, Tensor]:
-        device = self.accelerator.device
-        memory = torch.channels_last if self.config.channels_last else torch.contiguous_format
-        images = self._finish_images(batch.images.to(device, non_blocking=True)).contiguous(memory_format=memory)
-        labels = None
-        if self.config.labels and batch.labels is not None:
-            labels = batch.labels.to(device, non_blocking=True)
-            if self._mix is not None:
-                check_labels(labels, self._mix.num_classes)
-                if len(images) % 2:
-                    raise PmvitError(f"mixup and cutmix pair the images of a batch; got {len(images)}, an odd number")
-                images, labels = self._mix(images.clone(), labels)
+        """The teacher's answer, the model's, and how far apart they are (Eq. 11)."""
+        images, labels = self._inputs(batch)
         taught = None
-        if self.teacher is not None:
+        if self._ask is not None:
             with torch.inference_mode(), self.accelerator.autocast():
                 taught = logits_of(self._ask(images))
             taught = taught.clone()  # out of inference mode, so that the loss may keep it for its gradient
@@ -145,26 +168,29 @@ class Learner:
         extra = extra_loss(self.model, _last_pass(images, logits, labels, taught))
         return losses if extra is None else {**losses, "loss": losses["loss"] + extra, "method": extra}
 
-    def gradient_norm(self) -> Tensor:
-        self.accelerator.unscale_gradients()
-        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+    def _inputs(self, batch: TrainingBatch) -> tuple[Tensor, Tensor | None]:
+        """Images and labels on the device, normalised, erased and mixed."""
+        device = self.accelerator.device
+        memory = torch.channels_last if self.config.channels_last else torch.contiguous_format
+        images = self._finish_images(batch.images.to(device, non_blocking=True)).contiguous(memory_format=memory)
+        if not self.config.labels or batch.labels is None:
+            return images, None
+        labels = batch.labels.to(device, non_blocking=True)
+        if self._mix is None:
+            return images, labels
+        check_labels(labels, self._mix.num_classes)
+        if len(images) % 2:
+            raise PmvitError(f"mixup and cutmix pair the images of a batch; got {len(images)}, an odd number")
+        mixed: tuple[Tensor, Tensor] = self._mix(images.clone(), labels)
+        return mixed
 
-    def is_usable(self, norm: Tensor) -> bool:
-        """Whether the gradient is finite; with a loss scaler, it is for the scaler to leave a step out."""
+    def is_finite(self, norm: Tensor) -> bool:
+        """Whether the gradient can be used; with a loss scaler, it is for the scaler to leave a step out."""
         return self.accelerator.scaler is not None or bool(torch.isfinite(norm))
 
-    def update(self, steps_done: int, norm: Tensor) -> None:
-        """Clip the gradient, step, and let the moving average follow."""
-        if self.config.clip:
-            torch.nn.utils.clip_grads_with_norm_(self._trained, self.config.clip, norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        if self._ema is not None:
-            self._ema.update(self.model, step=steps_done)
-
-    def rates(self, epoch: int) -> dict[str, float]:
-        """The learning rates of this step."""
+    def rates(self, step: int) -> dict[str, float]:
+        """The learning rates of a step that was just done."""
+        epoch = step // self.steps_per_epoch
         groups = self._optimizer.param_groups
         rates = {"lr": groups[0]["lr"]}
         if groups[-1]["name"] == "matrices":
@@ -198,7 +224,7 @@ class Learner:
 
     def close(self) -> None:
         """Take everything off the model again that was put on it."""
-        self._states.close()
+        self._until_closed.close()
         set_learnable(self.model, True)
         self.accelerator.unwrap_model(self._prepared, keep_fp32_wrapper=False)
         self.model.eval()
@@ -218,3 +244,20 @@ def _optimizer(groups: list[dict[str, Any]], config: FinetuneConfig) -> torch.op
     except (KeyError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PmvitError(f"expected one of timm's optimizers, got {config.optimizer!r} ({reason})") from None
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, config: FinetuneConfig, steps_per_epoch: int) -> Scheduler:
+    scheduler: Scheduler
+    scheduler, _ = create_scheduler_v2(
+        optimizer,
+        sched=config.scheduler,
+        num_epochs=config.epochs,
+        min_lr=config.min_lr,
+        warmup_lr=config.lr / 100,
+        warmup_epochs=config.warmup_epochs,  # type: ignore[arg-type]  # parts of an epoch are steps here
+        decay_epochs=max(1, config.epochs // 3),
+        decay_milestones=[round(config.epochs * share) for share in (0.6, 0.85)],
+        step_on_epochs=False,
+        updates_per_epoch=steps_per_epoch,
+    )
+    return scheduler

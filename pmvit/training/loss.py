@@ -1,6 +1,6 @@
 """The loss of fine-tuning (Eq. 11): cross-entropy, divergence from the original, and agreement of the token maps."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from pmvit.config import FinetuneConfig
 from pmvit.data.batches import IGNORED, check_labels
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
+from pmvit.training.hooks import block_hooks, output_tokens
 
 TokenMaps = Mapping[int, Tensor]
 
@@ -32,19 +33,19 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
 
     Args:
         logits: Classes last.
-        labels: Class numbers, one an image or one a pixel with 255 for those that do not count; or distributions.
+        labels: Class numbers, one per image, or one per pixel with 255 for those that do not count; or distributions.
         smoothing: Share of a label that is spread over all classes.
     """
     if labels.is_floating_point():  # mixup smooths its distributions itself
         return F.cross_entropy(logits.float(), labels)
     if labels.dim() != logits.dim() - 1:
-        what = "an image" if logits.dim() == 2 else "a pixel"
-        raise PmvitError(f"expected one label {what} for this model; got labels of shape {tuple(labels.shape)}")
+        what = "image" if logits.dim() == 2 else "pixel"
+        raise PmvitError(f"expected one label per {what} for this model; got labels of shape {tuple(labels.shape)}")
     check_labels(labels, logits.shape[-1])
     if logits.dim() == 2:
         return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
     scores = logits.float().movedim(-1, 1)
-    if scores.shape[2:] != labels.shape[1:]:  # some models label fewer pixels than they see
+    if scores.shape[2:] != labels.shape[1:]:  # some models label fewer pixels than they take
         scores = F.interpolate(scores, size=labels.shape[1:], mode="bilinear")
     sums = F.cross_entropy(scores, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
     return sums / (labels != IGNORED).sum().clamp(min=1)  # a batch without any labelled pixel costs nothing
@@ -90,13 +91,11 @@ def finetune_loss(
         parts["ce"] = cross_entropy(logits, labels, config.label_smoothing)
         total = total + parts["ce"]
     if teacher_logits is not None:
-        name = "kl" if has_classes else "cosine"
-        parts[name] = (
-            divergence(logits, teacher_logits, config.temperature)
-            if has_classes
-            else cosine_distance(logits, teacher_logits)
-        )
-        total = total + (config.alpha if config.labels else 1.0) * parts[name]
+        if has_classes:
+            parts["kl"] = distance = divergence(logits, teacher_logits, config.temperature)
+        else:
+            parts["cosine"] = distance = cosine_distance(logits, teacher_logits)
+        total = total + (config.alpha if config.labels else 1.0) * distance
     if tokens and teacher_tokens:
         parts["tokens"] = torch.stack([token_distance(tokens[i], teacher_tokens[i]) for i in tokens]).mean()
         total = total + config.token_alpha * parts["tokens"]
@@ -106,19 +105,15 @@ def finetune_loss(
 @contextmanager
 def tapped_tokens(model: nn.Module, blocks: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
     """A dictionary that holds, after each forward pass, what the chosen blocks put out (all tokens, reconstructed)."""
-    names = host_of(model).block_names()
-    if unknown := [block for block in blocks if not -len(names) <= block < len(names)]:
-        raise PmvitError(f"token_blocks: expected blocks of 0 ... {len(names) - 1}, got {unknown[0]}")
+    depth = len(host_of(model).block_names())
+    if unknown := [block for block in blocks if not -depth <= block < depth]:
+        raise PmvitError(f"token_blocks: expected blocks of 0 ... {depth - 1}, got {unknown[0]}")
+    names = [[block for block in blocks if block % depth == number] for number in range(depth)]
     maps: dict[int, Tensor] = {}
 
-    def keep(block: int) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda _module, _inputs, output: maps.__setitem__(
-            block, output[0] if isinstance(output, tuple) else output
-        )
+    def keep(number: int, _block: nn.Module, _arguments: Any, _options: Any, output: Any) -> None:
+        for name in names[number]:
+            maps[name] = output_tokens(output)
 
-    handles = [model.get_submodule(names[block]).register_forward_hook(keep(block)) for block in blocks]
-    try:
+    with block_hooks(model, keep):
         yield maps
-    finally:
-        for handle in handles:
-            handle.remove()

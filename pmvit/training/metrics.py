@@ -1,4 +1,4 @@
-"""What a run leaves to look at: one JSON line a step and an epoch, and the learning curves."""
+"""What a run measures: one JSON line per step and per epoch, and the learning curves."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pmvit.errors import PmvitError
+from pmvit.evaluation.measures import MEASURES, QUALITIES
 from pmvit.files import write_atomically, write_text
 
 FILE, CURVES = "metrics.jsonl", "curves.png"
@@ -73,24 +74,18 @@ def draw_curves(folder: Path) -> None:
     ):
         points = [(line["step"], line[name]) for line in steps if name in line]
         if points:
-            losses.plot(*zip(*_thinned(points), strict=True), label=label, linewidth=1.2)
+            losses.plot(*zip(*thinned(points), strict=True), label=label, linewidth=1.2)
     losses.set(title="training loss", xlabel="step")
     losses.set_ylim(bottom=0)
     losses.legend(frameon=False)
-    known = (
-        ("top1", "top-1 (%)", 100),
-        ("miou", "mIoU (%)", 100),
-        ("cosine", "cosine", 1),
-        ("kl", "KL", 1),
-        ("agreement", "agreement (%)", 100),
-    )
-    name, label, scale = next((entry for entry in known if any(entry[0] in line for line in epochs)), known[-1])
-    points = [(line["epoch"], line[name] * scale) for line in epochs if name in line]
+    name = next((name for name in QUALITIES if any(name in line for line in epochs)), QUALITIES[0])
+    measure = MEASURES[name]
+    points = [(line["epoch"], line[name] * measure.factor) for line in epochs if name in line]
     if points:
         validation.plot(*zip(*points, strict=True), marker="o", color="tab:green")
     else:
         validation.text(0.5, 0.5, "no validation images", ha="center", transform=validation.transAxes)
-    validation.set(title=f"validation {label}", xlabel="epoch")
+    validation.set(title=f"validation {measure.axis_title}", xlabel="epoch")
     validation.xaxis.get_major_locator().set_params(integer=True)
     rate.plot(*zip(*[(line["step"], line["lr"]) for line in steps], strict=True), label="weights", color="tab:gray")
     matrices = [(line["step"], line["matrix_lr"]) for line in steps if "matrix_lr" in line]
@@ -104,7 +99,7 @@ def draw_curves(folder: Path) -> None:
     write_atomically(folder / CURVES, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 
-def _thinned(points: list[tuple[int, float]], most: int = 100) -> list[tuple[float, float]]:
+def thinned(points: list[tuple[int, float]], most: int = 100) -> list[tuple[float, float]]:
     """Means over runs of neighbouring points, at most so many of them."""
     length = max(1, -(-len(points) // most))
     runs = [points[start : start + length] for start in range(0, len(points), length)]

@@ -1,33 +1,35 @@
 """`finetune`: put a run together from a model, images and a configuration, and go."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
 
 from pmvit._system import avoid_broken_amx, keep_freed_memory
 from pmvit.compression import compression_of, decompress
-from pmvit.config import FinetuneConfig
-from pmvit.data.folder import every
-from pmvit.data.pixels import Augmentation, Preparation, pixel_training_data
-from pmvit.data.segmentation import has_masks, open_pairs
-from pmvit.data.training import LoaderData, TrainingData, open_training_data, training_transform
+from pmvit.config import FinetuneConfig, FinetuneOptions, with_keywords
+from pmvit.data.segmentation import PairSource
+from pmvit.data.training import LoaderData, SourceData, TrainingData
+from pmvit.data.transforms import PairAugmentation, Preparation, color_mode, training_transform
 from pmvit.errors import PmvitError
-from pmvit.evaluation.validation import evaluation_from
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
-from pmvit.loading import num_classes_of, open_validation
+from pmvit.loading import open_images, open_validation
 from pmvit.saving import check_savable, load
 from pmvit.training.matrices import matrix_parameters
 from pmvit.training.record import RunRecord
 from pmvit.training.trainer import LAST, Finetuned, Trainer
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@with_keywords(FinetuneConfig)
 def finetune(
     model: nn.Module,
     *,
@@ -41,7 +43,7 @@ def finetune(
     first_label: int | None = None,
     progress: bool = True,
     command: dict[str, Any] | None = None,
-    **options: Any,
+    **options: "Unpack[FinetuneOptions]",
 ) -> Finetuned:
     """Fine-tune a compressed model with self-distillation (Eq. 11), in place.
 
@@ -55,7 +57,7 @@ def finetune(
     Args:
         model: What `compress` returned.
         train: The training images: a path as `pmvit finetune --data` takes it, or a loader of `(images, labels)` with a
-            length, whose batches are taken as they come: `config.accumulate` of them a step.
+            length, whose batches are taken as they come: `config.accumulate` of them per step.
         val: Images to validate on after every epoch, likewise.
         teacher: The original; if none is given and the model is compressed, the model itself, uncompressed.
         config: How to fine-tune; `options` are its fields and override it.
@@ -85,29 +87,20 @@ def finetune(
     if folder is not None:
         before = record.check_against(folder, resume)
         if before is not None and before.result is not None:
-            return _finished(model, folder, before)
+            return _finished(model, folder, before.result)
     accelerator = _accelerator(model, config, folder)
     if accelerator.device.type == "cpu":
         keep_freed_memory()
     process = (accelerator.process_index, accelerator.num_processes)
     data = training_data(model, train, config, process, epoch_images, first_label)
-    validation = _validation_data(model, val, config, process, first_label)
-    trainer = Trainer(model, teacher, data, config, accelerator, folder)
-    try:
-        trainer.start(record)
-        result = trainer.run(validation, progress)
-    finally:
-        trainer.close()
-    return result
+    validation = open_validation(model, val, config.labels, config.workers, process, first_label)
+    return Trainer(model, teacher, data, config, accelerator, record, folder).run(validation, progress)
 
 
-def _finished(model: nn.Module, folder: Path, record: RunRecord) -> Finetuned:
+def _finished(model: nn.Module, folder: Path, result: dict[str, Any]) -> Finetuned:
     """The result of a run that had come to its end; the model gets the weights the run left in it."""
     model.load_state_dict(load(folder / LAST).state_dict())
-    result = dict(record.result or {})
-    for name in ("best", "last"):
-        result[name] = evaluation_from(result[name]) if result[name] is not None else None
-    return Finetuned(**result)
+    return Finetuned.from_json(result)
 
 
 def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) -> Accelerator:
@@ -145,57 +138,30 @@ def training_data(
             f"expected a batch_size that {process[1]} processes with {config.accumulate} passes each can share; "
             f"got {config.batch_size}"
         )
-    options: dict[str, Any] = {"batch": config.batch_size // passes, "workers": config.workers, "seed": config.seed}
-    options["process"] = process
     data_config = host_of(model).data_config()
-    classes = host_of(model).outputs().pixel_classes
-    if classes is not None and (config.labels or has_masks(train)):
-        pairs = open_pairs(train, classes, "train", first_label)
-        augmentation = _pixel_augmentation(config, data_config)
-        return pixel_training_data(pairs, augmentation, data_config, **options, epoch_images=epoch_images)
-    if first_label is not None:
-        raise PmvitError(f"first_label is for images with masks; got it for {train}")
-    transform = training_transform(
-        data_config,
-        crop_scale=config.crop_scale,
-        hflip=config.hflip,
-        color_jitter=config.color_jitter,
-        auto_augment=config.auto_augment,
-    )
-    return open_training_data(
-        train,
+    source = open_images(model, train, labels=config.labels, first_label=first_label)
+    transform: Any
+    if isinstance(source, PairSource):
+        for name in ("auto_augment", "random_erasing", "mixup", "cutmix"):
+            if getattr(config, name):
+                raise PmvitError(f"{name} is for models that label images; this one labels pixels: leave it off")
+        preparation = Preparation.of(data_config)
+        transform = PairAugmentation(preparation, config.resize_scale, config.hflip, config.color_jitter)
+    else:
+        transform = training_transform(
+            data_config,
+            crop_scale=config.crop_scale,
+            hflip=config.hflip,
+            color_jitter=config.color_jitter,
+            auto_augment=config.auto_augment,
+        )
+    return SourceData(
+        source,
         transform,
-        data_config,
-        num_classes=num_classes_of(model) if config.labels else None,
+        color_mode(data_config),
+        batch=config.batch_size // passes,
+        workers=config.workers,
+        seed=config.seed,
+        process=process,
         epoch_images=epoch_images,
-        **options,
     )
-
-
-def _pixel_augmentation(config: FinetuneConfig, data_config: dict[str, Any]) -> Augmentation:
-    for name in ("auto_augment", "random_erasing", "mixup", "cutmix"):
-        if getattr(config, name):
-            raise PmvitError(f"{name} is for models that label images; this one labels pixels: leave it off")
-    return Augmentation(Preparation.of(data_config), config.resize_scale, config.hflip, config.color_jitter)
-
-
-def _validation_data(
-    model: nn.Module, val: Any, config: FinetuneConfig, process: tuple[int, int], first_label: int | None
-) -> Any:
-    """Batches of this process to validate on: an iterable that can be gone over again and again."""
-    if val is None:
-        return None
-    if not isinstance(val, (str, Path)):
-        return val if process[1] == 1 else _Every(val, process)
-    return open_validation(
-        model, val, labels=config.labels, workers=config.workers, process=process, first_label=first_label
-    )
-
-
-class _Every:
-    def __init__(self, loader: Iterable[Any], process: tuple[int, int]) -> None:
-        self.loader = loader
-        self.process = process
-
-    def __iter__(self) -> Iterator[Any]:
-        return every(self.loader, *self.process)

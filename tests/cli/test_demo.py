@@ -11,7 +11,6 @@ from rich.console import Console
 import pmvit
 from pmvit.cli import demo_run as demo
 from pmvit.data.demo import demo_loader
-from pmvit.reporting import gallery
 
 
 def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(
@@ -20,7 +19,7 @@ def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(
     monkeypatch.setattr(demo, "TUNING", replace(demo.TUNING, epochs=1))
     few = partial(demo_loader, count=100)
     monkeypatch.setattr(demo, "demo_loader", few)
-    monkeypatch.setattr(gallery, "demo_loader", few)
+    monkeypatch.setattr("pmvit.data.demo.demo_loader", few)
     console = Console(record=True, width=100)
     demo.run(tmp_path / "out", console)
     text = console.export_text()

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import pmvit
-from pmvit.comparison import Compared, Comparison
+from pmvit.comparison import Comparison, ComparisonRow
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.evaluation import Evaluation
+from pmvit.evaluation.classification import Evaluation
 from pmvit.methods import METHODS, make_method
 from tests.helpers import method_at, small_vit
 from tests.segmenters import small_segmenter
@@ -80,8 +80,8 @@ def evaluated(top1: float) -> Evaluation:
 
 def test_the_front_is_what_nothing_beats() -> None:
     points = {"a": (1.0, 0.7), "b": (2.0, 0.6), "c": (2.0, 0.8), "d": (3.0, 0.8), "e": (0.5, 0.1)}
-    rows = [Compared(n, "x", gflops=cost, evaluation=evaluated(top1)) for n, (cost, top1) in points.items()]
-    rows.append(Compared("f", "x", failure="it cannot"))
+    rows = [ComparisonRow(n, "x", gflops=cost, evaluation=evaluated(top1)) for n, (cost, top1) in points.items()]
+    rows.append(ComparisonRow("f", "x", failure="it cannot"))
     assert [row.name for row in Comparison(rows).front()] == ["e", "a", "c"]
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_is_said() -> None:
     names = ["evit", "prune-merge"]
     found = pmvit.compare(model, images, gflops=wanted, methods=names, runtimes=[], progress=False)
     original, evit, ours = found.cells()
-    assert original == ["original", f"{pmvit.flops(model).gflops:.3f}", "100.0%", "yes"]
+    assert original == ["original", f"{pmvit.flops(model).gflops:.3f}", "100.00%", "yes"]
     assert "reads every token" in evit[2]
     assert "needs scores" in ours[2]
     with pytest.raises(pmvit.PmvitError, match="one of the methods"):

@@ -8,9 +8,10 @@ from PIL import Image
 from torch import nn
 
 import pmvit
+from pmvit.data.batches import first_images
 from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
-from pmvit.data.folder import image_folder
-from pmvit.data.sources import find_images
+from pmvit.data.loaders import create_loader
+from pmvit.data.sources import choose_samples, find_images, open_source
 from pmvit.hosts import host_of
 
 import timm  # isort: skip
@@ -66,7 +67,7 @@ def test_links_are_followed_and_mixtures_refused(tmp_path: Path) -> None:
 
 def test_images_alone_have_no_labels(tmp_path: Path) -> None:
     write_images(tmp_path, "b.png", "a.png")
-    (batch,) = image_folder(tmp_path, CONFIG, workers=0)
+    (batch,) = create_loader(open_source(tmp_path), CONFIG, workers=0)
     assert batch.shape == (2, 3, 32, 32)
 
 
@@ -76,14 +77,14 @@ def test_a_broken_image_is_counted_named_and_skipped(tmp_path: Path) -> None:
     (tmp_path / "0/1.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "1/2.png").write_bytes(b"")
     for workers in (0, 2):
-        loader = image_folder(tmp_path, CONFIG, batch_size=2, workers=workers)
+        loader = create_loader(open_source(tmp_path), CONFIG, batch_size=2, workers=workers)
         labels = torch.cat([labels for _, labels in loader])
         assert labels.tolist() == [0, 0, 1, 1]
         assert set(loader.broken.files) == {str(tmp_path / "0/1.png"), str(tmp_path / "1/2.png")}
         assert "2 broken images skipped" in loader.broken.summary()
         assert str(tmp_path / "1/2.png") in loader.broken.summary()
     with pytest.raises(pmvit.PmvitError, match=r"cannot be read: .*1\.png"):
-        list(image_folder(tmp_path, CONFIG, workers=0, strict=True))
+        list(create_loader(open_source(tmp_path), CONFIG, workers=0, strict=True))
 
 
 def test_folders_that_are_not_there_are_named(tmp_path: Path) -> None:
@@ -96,7 +97,9 @@ def test_folders_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_shuffling_depends_on_the_seed_alone(tmp_path: Path) -> None:
     write_images(tmp_path, *(f"{label}/0.png" for label in range(9)))
     orders = [
-        torch.cat([y for _, y in image_folder(tmp_path, CONFIG, workers=0, shuffle=True, seed=seed)]).tolist()
+        torch.cat(
+            [y for _, y in create_loader(open_source(tmp_path), CONFIG, workers=0, shuffle=True, seed=seed)]
+        ).tolist()
         for seed in (0, 0, 1)
     ]
     assert orders[0] == orders[1] != orders[2]
@@ -107,7 +110,7 @@ def test_shuffling_depends_on_the_seed_alone(tmp_path: Path) -> None:
 def test_images_are_prepared_as_timm_prepares_them(deit_tiny: nn.Module, data: Path) -> None:
     config = host_of(deit_tiny).data_config()
     folder = data / "imagenet" / "val" / "000"
-    batch = next(iter(image_folder(folder, config, workers=0)))
+    batch = next(iter(create_loader(open_source(folder), config, workers=0)))
     transform = create_transform(**timm.data.resolve_model_data_config(deit_tiny), is_training=False)
     expected = transform(Image.open(folder / "0.jpg").convert("RGB"))
     assert torch.equal(batch[0], expected)
@@ -120,3 +123,19 @@ def test_the_demo_ships_a_trained_model_and_its_images() -> None:
     result = pmvit.evaluate(demo_model(), demo_loader("test", count=300), progress=False)
     assert result.images == 300
     assert result.top1 > 0.8
+
+
+def test_samples_are_spread_evenly_and_an_image_is_a_source(tmp_path: Path) -> None:
+    write_images(tmp_path, *(f"{number}.png" for number in range(10)))
+    chosen = [[Path(sample.name).stem for sample in choose_samples(open_source(tmp_path), most)] for most in (3, 20)]
+    assert chosen == [["0", "3", "6"], [str(number) for number in range(10)]]
+    (sample,) = choose_samples(open_source(tmp_path / "4.png"), 3)
+    assert (sample.image, sample.label) == (tmp_path / "4.png", None)
+
+
+def test_the_first_images_of_a_loader() -> None:
+    batches = [(torch.full((2, 1), float(number)), torch.zeros(2)) for number in range(3)]
+    assert first_images(batches, 3)[:, 0].tolist() == [0, 0, 1]
+    assert first_images([images for images, _ in batches], 99)[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(pmvit.PmvitError, match="the loader is empty"):
+        first_images([], 3)

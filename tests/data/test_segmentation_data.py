@@ -8,8 +8,11 @@ import torch
 from PIL import Image
 
 import pmvit
-from pmvit.data.pixels import Augmentation, CentreCrop, Preparation, WholeImage, pixel_loader, pixel_training_data
-from pmvit.data.segmentation import has_masks, open_pairs
+from pmvit.data.loaders import create_loader
+from pmvit.data.masks import Mask
+from pmvit.data.segmentation import PairSource, has_masks, open_pairs
+from pmvit.data.training import SourceData
+from pmvit.data.transforms import PairAugmentation, Preparation
 
 CONFIG = {"input_size": [3, 32, 48], "interpolation": "bilinear", "mean": [0.5] * 3, "std": [0.25] * 3}
 
@@ -27,9 +30,11 @@ def write_mask(path: Path, values: list[int], size: tuple[int, int] = (40, 60)) 
     Image.fromarray(np.tile(stripes, (size[0], 1))).save(path)
 
 
-def labels_of(source: object, index: int = 0) -> list[int]:
+def labels_of(source: PairSource, index: int = 0) -> list[int]:
     """The labels of the first row of a mask, each once."""
-    row = source.mask(index, (40, 60))[0].tolist()  # type: ignore[attr-defined]
+    mask = source[index].label
+    assert isinstance(mask, Mask)
+    row = mask.read((40, 60))[0].tolist()
     return list(dict.fromkeys(row))
 
 
@@ -89,16 +94,16 @@ def test_plain_masks_count_from_the_first_label(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_with_the_name_of_the_file(tmp_path: Path) -> None:
     folder = plain(tmp_path, [0, 1])
     write_mask(folder / "masks" / "2.png", [0, 7])
-    loader = pixel_loader(open_pairs(folder, 2), CONFIG, workers=1)
+    loader = create_loader(open_pairs(folder, 2), CONFIG, workers=1)
     with pytest.raises(pmvit.PmvitError, match=r"2\.png: expected labels 0 to 1.*got 7") as found:
         list(loader)
     assert "\n" not in str(found.value)
     write_mask(folder / "masks" / "2.png", [0, 1], size=(40, 61))
     with pytest.raises(pmvit.PmvitError, match=r"2\.png: expected a mask of 40 x 60 pixels.*got 40 x 61"):
-        list(pixel_loader(open_pairs(folder, 2), CONFIG, workers=0))
+        list(create_loader(open_pairs(folder, 2), CONFIG, workers=0))
     write_image(folder / "masks" / "2.png")
-    with pytest.raises(pmvit.PmvitError, match=r"2\.png: expected a mask with one number a pixel.*RGB"):
-        list(pixel_loader(open_pairs(folder, 2), CONFIG, workers=0))
+    with pytest.raises(pmvit.PmvitError, match=r"2\.png: expected a mask with one number per pixel.*RGB"):
+        list(create_loader(open_pairs(folder, 2), CONFIG, workers=0))
     (folder / "masks" / "2.png").unlink()
     with pytest.raises(pmvit.PmvitError, match=r"expected a mask \(\.png\) below .* for .*images/2\.png"):
         open_pairs(folder, 2)
@@ -113,7 +118,7 @@ def test_what_is_wrong_is_said_with_the_name_of_the_file(tmp_path: Path) -> None
 def test_a_broken_image_is_left_out(tmp_path: Path) -> None:
     folder = plain(tmp_path, [0, 1])
     (folder / "images" / "1.png").write_bytes(b"no image")
-    loader = pixel_loader(open_pairs(folder, 2), CONFIG, batch_size=2, workers=0)
+    loader = create_loader(open_pairs(folder, 2), CONFIG, batch_size=2, workers=0)
     assert [tuple(labels.shape) for _, labels in loader] == [(1, 32, 48), (2, 32, 48)]
     assert len(loader.broken) == 1
 
@@ -124,10 +129,10 @@ def test_whole_images_keep_their_masks_and_crops_keep_both_together() -> None:
     mask = torch.zeros(40, 90, dtype=torch.int64)
     mask[:, 45:] = 1
     preparation = Preparation.of(CONFIG)
-    image, labels = WholeImage(preparation)(Image.fromarray(stripes), mask)
+    image, labels = preparation.whole_pair(Image.fromarray(stripes), mask)
     assert tuple(image.shape) == (3, 32, 72)
     assert torch.equal(labels, mask)
-    image, labels = CentreCrop(preparation)(Image.fromarray(stripes), mask)
+    image, labels = preparation.centre_pair(Image.fromarray(stripes), mask)
     assert tuple(image.shape) == (3, 32, 48)
     assert torch.equal(labels, (image[0] > 0).long())
     assert image.min() == -2
@@ -138,7 +143,7 @@ def test_augmentation_moves_image_and_mask_together() -> None:
     blocks = torch.randint(0, 2, (5, 7), generator=torch.Generator().manual_seed(0))
     mask = blocks.repeat_interleave(16, 0).repeat_interleave(16, 1)
     image = Image.fromarray((mask * 255).byte()[..., None].expand(-1, -1, 3).numpy())
-    augment = Augmentation(Preparation.of(CONFIG), color_jitter=0.0)
+    augment = PairAugmentation(Preparation.of(CONFIG), color_jitter=0.0)
     padded = 0
     for seed in range(20):
         torch.manual_seed(seed)
@@ -154,8 +159,8 @@ def test_augmentation_moves_image_and_mask_together() -> None:
 
 def test_training_batches_are_the_same_from_any_point(tmp_path: Path) -> None:
     source = open_pairs(plain(tmp_path, [0, 1, 255], count=8), 2)
-    augmentation = Augmentation(Preparation.of(CONFIG))
-    data = pixel_training_data(source, augmentation, CONFIG, batch=2, workers=0, seed=3)
+    augmentation = PairAugmentation(Preparation.of(CONFIG))
+    data = SourceData(source, augmentation, "RGB", batch=2, workers=0, seed=3)
     first, again = list(data.epoch(1, 0)), list(data.epoch(1, 2))
     assert len(first) == 4
     for here, there in zip(first[2:], again, strict=True):
@@ -172,10 +177,10 @@ def test_training_batches_are_the_same_from_any_point(tmp_path: Path) -> None:
 def test_real_pets(data: Path) -> None:
     source = open_pairs(data / "pets", 3, "val", first_label=1)
     assert len(source) == 1835
-    images, labels = next(iter(pixel_loader(source, CONFIG, batch_size=4, workers=0, shuffle=True)))
+    images, labels = next(iter(create_loader(source, CONFIG, batch_size=4, workers=0, shuffle=True)))
     assert images.shape == (4, 3, 32, 48)
     assert set(labels.unique().tolist()) == {0, 1, 2}
-    whole = pixel_loader(source, CONFIG, whole=True, workers=0)
+    whole = create_loader(source, CONFIG, whole=True, workers=0)
     assert len(whole) == 1835
     image, mask = next(iter(whole))
     with Image.open(source.pairs[0][0]) as original:

@@ -12,17 +12,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import pmvit
-from pmvit.data.folder import image_folder
+from pmvit.data.loaders import create_loader
 from pmvit.data.seeding import seeded
 from pmvit.data.sources import open_source
-from pmvit.data.training import (
-    BatchTransform,
-    LoaderData,
-    TrainingBatch,
-    TrainingData,
-    open_training_data,
-    training_transform,
-)
+from pmvit.data.training import LoaderData, SourceData, TrainingBatch, TrainingData
+from pmvit.data.transforms import BatchTransform, training_transform
 from tests.helpers import make_pictures, small_vit
 
 from timm.data.transforms_factory import create_transform  # isort: skip  # after pmvit
@@ -78,10 +72,8 @@ def saved_dataset(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 def opened(data: str | Path, *, workers: int = 0, process: tuple[int, int] = (0, 1), seed: int = 5) -> TrainingData:
-    transform = training_transform(CONFIG, **AUGMENTATION)
-    return open_training_data(
-        data, transform, CONFIG, num_classes=7, batch=4, workers=workers, seed=seed, process=process, epoch_images=40
-    )
+    source, transform = open_source(data, 7), training_transform(CONFIG, **AUGMENTATION)
+    return SourceData(source, transform, "RGB", batch=4, workers=workers, seed=seed, process=process, epoch_images=40)
 
 
 def same(first: list[TrainingBatch], second: list[TrainingBatch]) -> bool:
@@ -145,8 +137,8 @@ def test_two_processes_see_together_what_one_sees(pictures: Path) -> None:
 
 
 def test_evaluation_reads_every_source_once(data: str, pictures: Path) -> None:
-    expected = torch.cat([labels for _, labels in image_folder(pictures, CONFIG, workers=0)])
-    loader = image_folder(data, CONFIG, num_classes=7, batch_size=7, workers=2)
+    expected = torch.cat([labels for _, labels in create_loader(open_source(pictures), CONFIG, workers=0)])
+    loader = create_loader(open_source(data, 7), CONFIG, batch_size=7, workers=2)
     found = torch.cat([labels for _, labels in loader])
     assert sorted(found.tolist()) == sorted(expected.tolist())
 
@@ -180,10 +172,8 @@ def test_a_batch_of_broken_images_is_named_without_a_traceback(tmp_path: Path) -
     for number in range(4):
         (tmp_path / "0" / f"{number}.png").write_bytes(b"no image")
     for workers in (0, 1):
-        data = open_training_data(
-            tmp_path, training_transform(CONFIG, **AUGMENTATION), CONFIG, num_classes=None, batch=4, workers=workers,
-            seed=0, process=(0, 1),
-        )  # fmt: skip
+        transform = training_transform(CONFIG, **AUGMENTATION)
+        data = SourceData(open_source(tmp_path), transform, "RGB", batch=4, workers=workers, seed=0)
         with pytest.raises(pmvit.PmvitError, match=r"^expected images, got a whole batch that cannot be read: /"):
             list(data.epoch(0, 0))
 
@@ -248,7 +238,7 @@ def test_crops_are_timms(pictures: Path, interpolation: str) -> None:
 def test_a_stream_is_evaluated_like_the_folder_it_was_made_of(pictures: Path, shards: str) -> None:
     model = small_vit(img_size=32)
     expected, found = (
-        pmvit.evaluate(model, image_folder(data, CONFIG, num_classes=7, workers=0), progress=False)
+        pmvit.evaluate(model, create_loader(open_source(data, 7), CONFIG, workers=0), progress=False)
         for data in (pictures, shards)
     )
     assert found.images == expected.images == 40

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.data.folder import image_folder
+from pmvit.data.loaders import create_loader
+from pmvit.data.sources import open_source
 from pmvit.evaluation.classification import measure
 from pmvit.hosts import host_of
 
@@ -58,7 +59,7 @@ def test_modes_are_restored_and_bad_input_is_named(small_model: nn.Module) -> No
 def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: pmvit.Scores, data: Path) -> None:
     """DeiT-Tiny knows its images, and a plan from scores keeps more of that than the same budget at random."""
     config = host_of(deit_tiny).data_config()
-    loader = image_folder(data / "imagenet/val", config, num_classes=1000, batch_size=50, workers=0, shuffle=True)
+    loader = create_loader(open_source(data / "imagenet/val", 1000), config, batch_size=50, workers=0, shuffle=True)
     batches: list[tuple[Tensor, Tensor]] = [batch for batch, _ in zip(loader, range(2), strict=False)]
     original = pmvit.evaluate(copy.deepcopy(deit_tiny), batches, progress=False)
     assert 0.60 < original.top1 < 0.80

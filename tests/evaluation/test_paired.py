@@ -1,4 +1,4 @@
-"""Intervals, and a model beside its original image by image."""
+"""A model beside its original, image by image."""
 
 import pytest
 import torch
@@ -6,28 +6,10 @@ import torch
 import pmvit
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.errors import PmvitError
-from pmvit.evaluation.intervals import resampled, wilson
 from pmvit.evaluation.paired import evaluate_pair
 from pmvit.evaluation.segmentation import evaluate_segmentation
 from tests.helpers import small_plan
 from tests.segmenters import small_segmenter
-
-
-def test_wilson_by_hand() -> None:
-    """The interval of 8 of 10, worked out from the formula: (0.4902, 0.9433)."""
-    value, low, high = wilson(0.8, 10)
-    assert (value, round(low, 4), round(high, 4)) == (0.8, 0.4902, 0.9433)
-    assert wilson(1.0, 50).high == 1.0
-    assert wilson(0.0, 50)[:2] == (0.0, 0.0)
-
-
-def test_the_bootstrap_covers_what_it_should() -> None:
-    values = torch.arange(100.0)
-    mean, low, high = resampled(values, lambda means: means)
-    half = 1.96 * values.std().item() / 10
-    assert mean == 49.5
-    assert low == pytest.approx(49.5 - half, abs=0.7)
-    assert high == pytest.approx(49.5 + half, abs=0.7)
 
 
 def test_pairs_are_what_evaluate_measures_one_by_one() -> None:

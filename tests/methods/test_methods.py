@@ -9,7 +9,7 @@ from torch import nn
 
 import pmvit
 from pmvit.compression import compression_of
-from pmvit.evaluation import evaluate
+from pmvit.evaluation.classification import evaluate
 from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.loading import open_loader
 from pmvit.methods import Tome, make_method
@@ -117,7 +117,7 @@ def test_tome_costs_what_it_should() -> None:
 def test_tome_models_are_saved(tmp_path: Path) -> None:
     for number, model in enumerate((tome(small_segmenter(), (4, 3, 3, 3, 3, 3), skip=(-1,)), tome(small_vit(), 4))):
         pmvit.save(model, tmp_path / str(number))
-        loaded = pmvit.load(tmp_path / str(number))
+        loaded: Any = pmvit.load(tmp_path / str(number))
         images = torch.randn(2, *pmvit.hosts.host_of(model).input_size())
         with torch.inference_mode():
             assert torch.equal(loaded(images), model(images))
@@ -162,6 +162,8 @@ def test_tome_says_what_it_takes() -> None:
         tome(pmvit.compress(small_vit(), small_plan(small_vit())), 3)
     with pytest.raises(pmvit.PmvitError, match="0 or more"):
         tome(small_vit(), -1)
+    with pytest.raises(pmvit.PmvitError, match="learn: it is for the matrices of a plan"):
+        pmvit.compress(small_vit(), Tome(3), learn="dense")
     with pytest.raises(pmvit.PmvitError, match=r"expected a Plan or a method of pmvit\.methods .* got a str"):
         pmvit.compress(small_vit(), "tome")  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 import pmvit
 from pmvit.data.demo import demo_images
-from pmvit.reporting import measured
+from pmvit.reporting.page import measurements
 from pmvit.reporting.serve.server import make_server
 from tests.pages import HOSTILE, Watched, browser, demo_folder, save_demo
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(chromium: Any, folder: Path) -> str:
     images = demo_folder(folder.parent / "images")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measured, "ROUNDS", 2)
+        patch.setattr(measurements, "ROUNDS", 2)
         written = pmvit.report(folder, folder / "report.html", data=images, workers=0, progress=False)
     return written.as_uri()
 

@@ -16,7 +16,7 @@ from pmvit.cli import app
 from pmvit.hosts import host_of
 from pmvit.planning import LayerPlan, Plan
 from pmvit.reporting.blocks import blocks_of, describe_blocks
-from pmvit.reporting.cam import agreement, explain
+from pmvit.reporting.pictures.cam import agreement, explain
 from tests.data.test_segmentation_data import write_image
 from tests.helpers import compressed, small_plan, small_vit, tome
 from tests.segmenters import small_segmenter

@@ -1,9 +1,10 @@
-"""Pictures of patches show what happens to them, and sheets are whole as PNG and SVG."""
+"""Pictures of patches show what happens to them, and figures are whole as PNG and SVG."""
 
 import base64
 import io
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +15,24 @@ from torch import Tensor, nn
 from pmvit.config.planning import Reconstruct
 from pmvit.planning import LayerPlan
 from pmvit.prune_merge import PruneMerge, pseudo_inverse
-from pmvit.reporting.canvas import BACKGROUND, Box, Canvas, Layer, font, in_lines, shortened
-from pmvit.reporting.colours import NEUTRAL
-from pmvit.reporting.pictures import borders, group_map, group_sizes, merged_map, recovered, size_map, value_map
+from pmvit.reporting.pictures.colours import NEUTRAL
+from pmvit.reporting.pictures.figure import BACKGROUND, Box, Layer, PixelFigure, in_lines, shortened, text_width
+from pmvit.reporting.pictures.patches import (
+    borders,
+    group_map,
+    group_sizes,
+    merged_map,
+    reconstructed,
+    size_map,
+    value_map,
+)
+from pmvit.reporting.pictures.tiles import tile_size
 
-SVG = "{http://www.w3.org/2000/svg}"
+SVG, HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 LAYER = LayerPlan(groups=(0, 0, -1, 1), centres=(0, 3), weights=(3.0, 1.0, 0.0, 1.0))
 
 
-def pixels(picture: Image.Image) -> np.ndarray:
+def pixels(picture: Any) -> np.ndarray:
     return np.asarray(picture)
 
 
@@ -40,7 +50,7 @@ def test_what_lies_over_an_image_by_hand() -> None:
 @pytest.mark.parametrize("reconstruct", ["pinv", "residual"])
 def test_nothing_is_lost_where_all_is_kept(size: tuple[int, int], reconstruct: Reconstruct) -> None:
     image = torch.rand(3, *size)
-    back = recovered(image, LayerPlan.keep_all(12), (3, 4), (1.0,) * 12, reconstruct)
+    back = reconstructed(image, LayerPlan.keep_all(12), (3, 4), (1.0,) * 12, reconstruct)
     assert back.shape == (3, 6, 8)
     if size == (6, 8):
         assert torch.equal(back, image)
@@ -51,16 +61,16 @@ class Unchanged(nn.Module):
         return tokens
 
 
-def test_what_is_recovered_is_what_the_module_computes() -> None:
+def test_what_is_reconstructed_is_what_the_module_computes() -> None:
     image = torch.randn(3, 4, 4)
     groups, centres, weights = LAYER.tensors()
     returns = pseudo_inverse(groups, weights, 2).tolist()
     tokens = image.view(3, 2, 2, 2, 2).permute(1, 3, 0, 2, 4).reshape(1, 4, 12)
     with torch.no_grad():
         expected = PruneMerge(Unchanged(), groups, centres, weights, reconstruct="pinv")(tokens)
-    back = recovered(image, LAYER, (2, 2), returns, "pinv")
+    back = reconstructed(image, LAYER, (2, 2), returns, "pinv")
     assert torch.allclose(back.view(3, 2, 2, 2, 2).permute(1, 3, 0, 2, 4).reshape(1, 4, 12), expected, atol=1e-6)
-    mean = recovered(image, LAYER, (2, 2), (1.0, 1.0, 0.0, 1.0), "residual")
+    mean = reconstructed(image, LAYER, (2, 2), (1.0, 1.0, 0.0, 1.0), "residual")
     assert torch.allclose(mean[:, :2, :2], 0.75 * image[:, :2, :2] + 0.25 * image[:, :2, 2:], atol=1e-6)
     assert torch.equal(mean[:, 2:], image[:, 2:])  # the pruned patch and the one that is alone
 
@@ -99,29 +109,45 @@ def test_lines_are_between_labels_and_nowhere_else() -> None:
     assert lines.sum() == 2 * cell
 
 
-def test_a_sheet_as_pixels_and_as_svg(tmp_path: Path) -> None:
-    photo = Layer(Image.new("RGB", (40, 30), (200, 0, 0)), smooth=True)
-    cells = Layer(Image.fromarray(np.array([[[0, 0, 255, 255], [0, 0, 0, 0]]], dtype=np.uint8)))
-    sheet = Canvas(120, 80, "a <title>")
-    for left in (0, 60):
-        sheet.picture(Box(left, 10, 40, 30), photo, cells)
-    sheet.rectangle(Box(0, 60, 10, 10), (1, 2, 3))
-    sheet.text(20, 60, "kept & merged", 12)
-    with Image.open(sheet.save(tmp_path / "sheet.png", "png")) as drawn:
+def test_a_figure_as_pixels_and_as_svg(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
+    photo = Layer(noise, smooth=True)
+    cells = Layer(np.array([[[0, 0, 255, 255], [0, 0, 0, 0]]], dtype=np.uint8))
+    figure = PixelFigure(120, "a <title>")
+    for left in (0, 61):
+        figure.picture(Box(left, 10, 40, 30), photo, cells)
+    figure.rectangle(Box(0, 60, 10, 10), (1, 2, 3), (200, 0, 0))
+    figure.text(20, 60, "kept & $merged$ of a_b", 11)
+    figure.height = 80
+    svg = figure.save(tmp_path / "figure.svg", "svg")
+    with Image.open(figure.save(tmp_path / "figure.png", "png")) as drawn:
         assert drawn.size == (120, 80)
-        assert [drawn.getpixel((left, 20)) for left in (10, 30, 70, 90)] == [(0, 0, 255), (200, 0, 0)] * 2
-        assert drawn.getpixel((5, 65)) == (1, 2, 3)
-        assert drawn.getpixel((110, 5)) == BACKGROUND
-    root = ElementTree.parse(sheet.save(tmp_path / "sheet.svg", "svg")).getroot()  # noqa: S314  # our own file
+        found = pixels(drawn)
+    for left in (0, 61):  # to the pixel, also after an SVG was written
+        assert (found[10:40, left : left + 20] == (0, 0, 255)).all()
+        assert np.array_equal(found[10:40, left + 20 : left + 40], noise[:, 20:])
+        assert tuple(found[9, left]) == tuple(found[40, left]) == tuple(found[20, left + 40]) == BACKGROUND
+    assert [tuple(found[at, at - 60]) for at in (60, 61, 68, 69)] == [(200, 0, 0), (1, 2, 3), (1, 2, 3), (200, 0, 0)]
+    assert tuple(found[70, 5]) == BACKGROUND
+    root = ElementTree.parse(svg).getroot()  # noqa: S314  # our own file
     assert root.tag == f"{SVG}svg"
-    assert [text.text for text in root.iter(f"{SVG}text")] == ["kept & merged"]
+    assert [text.text for text in root.iter(f"{SVG}text")] == ["kept & $merged$ of a_b"]
     assert root.findtext(f"{SVG}title") == "a <title>"
-    stored = {image.get("id"): str(image.get("href")) for image in root.iter(f"{SVG}image")}
-    assert [use.get("href") for use in root.iter(f"{SVG}use")] == ["#p0", "#p1"] * 2  # each picture is stored once
-    kind, _, content = stored["p1"].partition(";base64,")
+    stored = {image.get("id"): str(image.get(HREF)) for image in root.iter(f"{SVG}image")}
+    assert [use.get(HREF) for use in root.iter(f"{SVG}use")] == ["#picture0", "#picture1"] * 2  # each is stored once
+    assert stored["picture0"].startswith("data:image/jpeg;base64,")
+    kind, _, content = stored["picture1"].partition(";base64,")
     assert kind == "data:image/png"
-    with Image.open(io.BytesIO(base64.b64decode(content))) as found:
-        assert found.size == (2, 1)
+    with Image.open(io.BytesIO(base64.b64decode(content))) as picture:
+        assert np.array_equal(pixels(picture), cells.pixels)
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (16, 16), (37, 37), (96, 96), (9, 13)])
+def test_patches_have_whole_pixels(grid: tuple[int, int]) -> None:
+    width, height = tile_size([(grid[0] // 2, grid[1] // 2), grid])
+    assert (width % grid[1], height % grid[0]) == (0, 0)
+    assert width // grid[1] == height // grid[0] >= 3
+    assert group_map(LayerPlan.keep_all(grid[0] * grid[1]), grid).shape[:2] == (height, width)
 
 
 def test_words_fit() -> None:
@@ -132,5 +158,5 @@ def test_words_fit() -> None:
     assert "..." in cut
     lines = in_lines("every patch of a group gets the mean of the group", 12, 100)
     assert " ".join(lines) == "every patch of a group gets the mean of the group"
-    assert all(font(12).getlength(line) <= 100 for line in lines)
+    assert all(text_width(line, 12) <= 100 for line in lines)
     assert len(lines) > 2

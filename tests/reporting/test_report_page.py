@@ -2,6 +2,7 @@
 
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from pmvit.cli import app
 from pmvit.commands import read_commands, remember_command
 from pmvit.data.demo import demo_model
 from pmvit.errors import PmvitError
-from pmvit.reporting import measured
-from pmvit.reporting.charts import Axis
+from pmvit.reporting.page import measurements
+from pmvit.reporting.pictures.charts import Series, line_chart
 from tests.helpers import small_plan, tome
 from tests.pages import save_demo
 from tests.swins import small_swin
@@ -35,7 +36,7 @@ def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for name, cost, top1 in (("original", 0.28, 0.9), ("prune-merge", 0.17, 0.88), ("<b>tome", 0.17, 0.85))
     ]
     (folder / "comparison.json").write_text(json.dumps({"rows": rows}))
-    monkeypatch.setattr(measured, "ROUNDS", 2)
+    monkeypatch.setattr(measurements, "ROUNDS", 2)
     output = pmvit.report(folder, folder / "report.html", data="demo", limit=40, progress=False)
     page = output.read_text(encoding="utf-8")
     assert len(page) < 1_000_000
@@ -53,7 +54,7 @@ def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert f'<th scope="row">{index}</th>' in section(page, "budget")
         assert cells in section(page, "budget")
     assert section(page, "learning").count("<svg") == 3
-    assert section(page, "methods").count("<circle") == 3
+    assert section(page, "methods").count("<title>") == 3
     assert "&lt;b&gt;tome" in section(page, "methods")
     assert "<b>tome" not in page
     assert "made from Python" in section(page, "reproduce")
@@ -61,7 +62,7 @@ def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def measure_again(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(measured, "evaluate_pair", measure_again)
+    monkeypatch.setattr(measurements, "evaluate_pair", measure_again)
     same = pmvit.report(folder, folder / "report.html", data="demo", limit=40, progress=False)
     assert same.read_text(encoding="utf-8") == page
     with pytest.raises(AssertionError, match="measured again"):
@@ -131,8 +132,31 @@ def test_the_command_says_where_the_report_is(tmp_path: Path, monkeypatch: pytes
     assert f"pmvit report {folder} --original" in section(page, "reproduce")
 
 
-def test_axes_have_round_marks_around_all_values() -> None:
-    axis = Axis.around([0.13, 0.88], 100)
-    assert [axis.label(tick) for tick in axis.ticks()] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
-    assert axis.at(0.5) == pytest.approx(50)
-    assert Axis.around([3.0, 3.0], 100).at(3.0) == pytest.approx(50)
+def test_a_chart_obeys_the_page() -> None:
+    """No styles, which the page's security policy forbids; its colours, escaped names, round marks on the axes."""
+    points = [(1.0, 0.13), (2.0, 0.88)]
+    chart = line_chart("loss & co", [Series("a<b", points, ["first <i>", "second"], 3)], "step $x$", "loss", zero=True)
+    svg = str(chart.svg)
+    assert "style" not in svg
+    assert "http" not in svg
+    drawn = ElementTree.fromstring(svg)  # noqa: S314  # our own
+    assert drawn.get("aria-label") == "loss & co: loss over step $x$, a<b"
+    texts = [element.text for element in drawn.iter("text")]
+    assert [text for text in texts if text in ("0.0", "0.2", "0.4", "0.6", "0.8")] == [
+        "0.0",
+        "0.2",
+        "0.4",
+        "0.6",
+        "0.8",
+    ]
+    assert "step $x$" in texts
+    assert [element.text for element in drawn.iter("title")] == ["first <i>", "second"]
+    assert {element.get("stroke") for element in drawn.iter("path")} <= {
+        None,
+        "var(--c3)",
+        "var(--line)",
+        "var(--paper)",
+    }
+    assert chart.legend == [("a<b", "c3")]
+    alone = line_chart("one", [Series("a", [(3.0, 3.0)], ["it"], None)], "x", "y")
+    assert str(alone.svg).count("<title>") == 1

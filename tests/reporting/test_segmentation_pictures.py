@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 import pmvit
 from pmvit.cli import app
-from pmvit.data.pixels import pixel_loader
+from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import open_pairs
 from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.hosts import host_of
 from pmvit.hosts.segmenter.model import Segmenter
-from pmvit.reporting.colours import NEUTRAL, OKABE_ITO, distances, palette, seen
-from pmvit.reporting.overlays import (
+from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, distances, palette, to_oklab
+from pmvit.reporting.pictures.overlays import (
     BETTER,
     CHANGED,
     DIFFERENCES,
@@ -30,14 +30,18 @@ from pmvit.reporting.overlays import (
     differences,
     mask_overlay,
 )
-from pmvit.reporting.panels import LEAST_COLUMN, MARGIN
-from pmvit.reporting.segmentation import TILE, Segmentation, SegmentedImage
-from pmvit.reporting.tradeoff import draw_tradeoff, tradeoff_figure
+from pmvit.reporting.pictures.segmentation import LEAST_WIDTH, TILE, Segmentation, SegmentedImage
+from pmvit.reporting.pictures.tiles import MARGIN, SPACE
+from pmvit.reporting.pictures.tradeoff import draw_tradeoff, tradeoff_figure
 from tests.data.test_segmentation_data import plain, write_image
 from tests.helpers import small_vit
 from tests.segmenters import small_segmenter
 
 COLUMNS = ["input", "ground truth", "original", "compressed", "difference"]
+
+
+def width_of(columns: int, column: int) -> int:
+    return 2 * MARGIN + columns * (column + SPACE) - SPACE
 
 
 def colours_of(picture: Image.Image) -> set[tuple[int, int, int]]:
@@ -61,7 +65,7 @@ def test_colours_can_be_told_apart_by_all_eyes(classes: int, least: float) -> No
     colours = palette(classes)
     assert len(colours) == classes
     assert colours[:7] == OKABE_ITO
-    eyes = seen(np.array([*colours, NEUTRAL], dtype=np.float64))
+    eyes = to_oklab(np.array([*colours, NEUTRAL], dtype=np.float64))
     for one in range(classes + 1):
         others = np.delete(eyes, one, axis=1)
         assert distances(others, eyes[:, one]).min() > least
@@ -100,7 +104,7 @@ def test_what_is_drawn_is_what_evaluation_measures(original: Segmenter, small: S
     made = pmvit.segment(small, folder, original=original, first_label=1, stride=32, progress=False)
     (found,) = made.images
     config = host_of(small).data_config()
-    loader = pixel_loader(open_pairs(folder, 3, first_label=1), config, whole=True, workers=0)
+    loader = create_loader(open_pairs(folder, 3, first_label=1), config, whole=True, workers=0)
     expected = evaluate_segmentation(small, loader, reference=original, stride=32, progress=False)
     assert (found.agreement, found.compressed_miou, found.original_miou) == (
         expected.agreement,
@@ -118,11 +122,13 @@ def test_what_is_drawn_is_what_evaluation_measures(original: Segmenter, small: S
     sheet, picture = made.save(tmp_path / "pictures")
     assert (sheet.name, picture.name) == ("sheet.png", "1-0.png")
     with Image.open(sheet) as drawn_sheet, Image.open(picture) as drawn_picture:
-        assert drawn_sheet.width == MARGIN + len(COLUMNS) * (TILE + MARGIN)
-        assert drawn_picture.width == MARGIN + len(COLUMNS) * (4 * 60 + MARGIN)  # enlarged, as it is that small
-        left = MARGIN + 4 * (4 * 60 + MARGIN)
-        shown = drawn_picture.crop((left, 0, left + 4 * 60, drawn_picture.height)).convert("RGB")
-    assert {colour for kind, (colour, _) in DIFFERENCES.items() if (kinds == kind).any()} <= colours_of(shown)
+        assert drawn_sheet.width == width_of(len(COLUMNS), TILE)
+        assert drawn_picture.width == width_of(len(COLUMNS), 4 * 60)  # enlarged, as it is that small
+        left = MARGIN + 4 * (4 * 60 + SPACE)
+        shown = np.asarray(drawn_picture)[:, left : left + 4 * 60]
+    expected_pixels = np.repeat(np.repeat(drawn, 4, axis=0), 4, axis=1)
+    tops = [top for top in range(len(shown) - 160) if np.array_equal(shown[top : top + 160], expected_pixels)]
+    assert len(tops) == 1  # to the pixel
 
 
 def test_images_alone_and_one_model_alone(original: Segmenter, small: Segmenter, tmp_path: Path) -> None:
@@ -132,10 +138,10 @@ def test_images_alone_and_one_model_alone(original: Segmenter, small: Segmenter,
     assert [Path(image.name).name for image in made.images] == ["0.png", "2.png"]
     assert [len(image.panels()) for image in made.images] == [4, 4]
     assert made.images[0].original_miou is None
-    assert made.picture(0).width == MARGIN + 4 * (200 + MARGIN)
+    assert made.picture(0).width == width_of(4, 200)
     alone = pmvit.segment(original, tmp_path / "3.png", progress=False)
     assert alone.images[0].agreement is None
-    assert alone.picture(0).width == MARGIN + 2 * (200 + MARGIN)
+    assert alone.picture(0).width == width_of(2, 200)
     assert torch.equal(alone.images[0].original, pmvit.segment(original, tmp_path, progress=False).images[3].original)
 
 
@@ -144,9 +150,8 @@ def test_the_legend_has_the_classes_that_are_there() -> None:
     labels[:, 100:] = 149
     image = SegmentedImage("black.png", Image.new("RGB", (200, 30)), 150, None, labels, None)
     picture = Segmentation((image,)).picture(0)
-    legend = picture.crop((0, 80, *picture.size))
-    assert picture.width == MARGIN + 2 * (LEAST_COLUMN + MARGIN)
-    assert colours_of(legend) & set(palette(150)) == {palette(150)[0], palette(150)[149]}
+    assert picture.width == width_of(2, LEAST_WIDTH)
+    assert colours_of(picture) & set(palette(150)) == {palette(150)[0], palette(150)[149]}
 
 
 def test_what_cannot_be_drawn_is_said_in_a_line(small: Segmenter, tmp_path: Path) -> None:

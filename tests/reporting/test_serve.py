@@ -21,7 +21,7 @@ from PIL import Image
 
 import pmvit
 from pmvit.errors import PmvitError
-from pmvit.reporting.facts import collect
+from pmvit.reporting.saved_model import open_saved
 from pmvit.reporting.serve.server import MOST_WAITING, Server, make_server
 from pmvit.reporting.serve.trial import Trial
 from pmvit.reporting.serve.uploads import Limits, RefusedError, read_upload
@@ -143,7 +143,7 @@ def test_a_taken_port_and_a_sideways_photograph(server: Server, tmp_path: Path) 
 def test_a_segmenter_answers_with_pictures(tmp_path: Path) -> None:
     model = small_segmenter()
     pmvit.save(pmvit.compress(model, small_plan(model)), tmp_path / "out")
-    answer = Trial(collect(tmp_path / "out")).run(Image.effect_noise((120, 70), 80).convert("RGB"))
+    answer = Trial(open_saved(tmp_path / "out")).run(Image.effect_noise((120, 70), 80).convert("RGB"))
     assert answer["kind"] == "pixels"
     assert 0 <= answer["agreement"] <= 1
     assert {one["name"] for one in answer["classes"]} <= {"class 0", "class 1", "class 2"}

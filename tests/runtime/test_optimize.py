@@ -12,10 +12,10 @@ from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.blocks import packed
 from pmvit.runtime.blocks.eager import FlatBlock
 from pmvit.runtime.blocks.graph import FewQueries, PartialBlock, SplitAttention
-from pmvit.runtime.chain import chain, factor, identity_maps, maps_of
+from pmvit.runtime.chain import BlockMaps, chain, factor, identity, identity_maps, maps_of
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.runtime.stages import Stage
-from pmvit.runtime.transitions import Matmul, cheapest_form, pack
+from pmvit.runtime.transitions import FORMS, Matmul, TokenBuffer, cheapest_form
 from tests.helpers import small_plan, small_vit
 
 from timm.models.vision_transformer import LayerScale  # isort: skip  # after pmvit, which lets torchvision import
@@ -102,11 +102,11 @@ def test_every_host(host: str) -> None:
 
 
 def test_each_hand_over_has_the_form_that_costs_least() -> None:
-    permutation = torch.eye(60)[torch.randperm(60)]
+    permutation = torch.eye(60)[torch.randperm(60)].to_sparse()
     assert cheapest_form(permutation, in_eager=True) == "segment"
     assert cheapest_form(permutation, in_eager=False) == "gather"
     for in_eager in (True, False):
-        assert cheapest_form(torch.rand(60, 60), in_eager) == "matmul"
+        assert cheapest_form(torch.rand(60, 60).to_sparse(), in_eager) == "matmul"
     model: Any = small_vit()
     small: Any = pmvit.compress(model, small_plan(model), learn="dense")
     nn.init.normal_(small.blocks[-1].merge_weights)
@@ -114,15 +114,22 @@ def test_each_hand_over_has_the_form_that_costs_least() -> None:
     assert isinstance(fast.blocks[-1].transition[0], Matmul)
 
 
-def test_chunks_share_nothing_and_are_whole() -> None:
-    matrix = torch.block_diag(*(torch.rand(size, size + 1) + 0.1 for size in (5, 2, 7, 3, 3, 1)))
-    chunks = pack(matrix, list(range(len(matrix))))
-    assert len(chunks) > 1
-    assert sorted(row for rows, _ in chunks for row in rows) == list(range(21))
-    assert sorted(column for _, columns in chunks for column in columns) == list(range(27))
-    for rows, columns in chunks:
-        others = [column for column in range(27) if column not in columns]
-        assert not matrix[rows][:, others].any()
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_the_product(form: Any) -> None:
+    """Rows of every size: none, copies, one entry with a weight, up to all; with and without anything carried."""
+    torch.manual_seed(0)
+    matrix = torch.rand(24, 18) * (torch.rand(24, 18) < torch.linspace(0, 1, 24)[:, None])
+    matrix[1:6] = torch.eye(18)[torch.tensor([3, 3, 17, 0, 9])]
+    matrix[6] = 0.5 * torch.eye(18)[4]
+    assert not matrix[0].any()
+    rows = torch.randn(3, 18, 5)
+    for num_outputs, num_tokens in ((18, 24), (11, 20), (1, 1)):
+        transition = FORMS[form](matrix.double().to_sparse(), num_outputs, num_tokens)
+        carried = rows[:, num_outputs:] if num_outputs < 18 else None
+        result = transition(TokenBuffer(rows[:, :num_outputs], carried))
+        assert result.tokens.shape[1] == num_tokens
+        assert (result.carried is None) == (num_tokens == 24)
+        assert torch.allclose(result.rows(), matrix @ rows, atol=1e-6)
 
 
 def test_another_image_size_is_refused() -> None:
@@ -174,30 +181,29 @@ def test_an_uncompressed_model_profits_too() -> None:
     assert pmvit.flops(fast).macs < pmvit.flops(model).macs
 
 
-def test_the_table_is_no_larger_than_the_tokens() -> None:
+def test_groups_and_remainder_are_no_more_than_the_tokens() -> None:
     """Groups and remainder are another basis of the tokens as long as M and R fit together."""
     model: Any = small_vit()
     for reconstruct in ("residual", "pinv"):
         small: Any = pmvit.compress(model, small_plan(model, reconstruct=reconstruct))
         for wrapper in small.blocks:
-            maps = maps_of(wrapper)
-            assert len(maps.merge) + len(maps.remainder) <= 37
+            assert maps_of(wrapper).enter.shape[0] <= 37
     tokens = torch.randn(37, 4, dtype=torch.float64)
     wrapper = pmvit.compress(model, small_plan(model)).blocks[1]
     maps = maps_of(wrapper)
-    merged = maps.merge @ tokens
-    update = torch.randn_like(merged)
+    rows = maps.enter @ tokens
+    update = torch.randn_like(rows[: maps.num_groups])
     expected = tokens + torch.block_diag(torch.eye(1), wrapper.reconstruct_matrix().detach()).double() @ update
-    got = maps.from_groups @ (merged + update) + maps.from_remainder @ (maps.remainder @ tokens)
-    assert torch.allclose(got, expected, atol=1e-5)
+    rows[: maps.num_groups] += update
+    assert torch.allclose(maps.leave @ rows, expected, atol=1e-5)
 
 
 def test_factor_keeps_the_product() -> None:
     merge = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.7, 0.0]], dtype=torch.float64)
     back = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.3], [0.0, 0.0]], dtype=torch.float64)
     kept = torch.eye(4, dtype=torch.float64) - back @ merge
-    expand, remainder = factor(kept, merge)
-    assert torch.allclose(expand @ remainder, kept)
+    expand, remainder = factor(kept.to_sparse(), merge.to_sparse())
+    assert torch.allclose(expand.to_dense() @ remainder.to_dense(), kept)
     assert len(remainder) == 3  # one for the pair, one for the scaled token, one for the pruned token
 
 
@@ -209,32 +215,29 @@ def test_maps_of_full_matrices_keep_what_tokens_keep(reconstruct: str) -> None:
     nn.init.normal_(wrapper.merge_weights, std=0.1)
     nn.init.normal_(wrapper.reconstruct_weights, std=0.1)
     maps = maps_of(wrapper)
-    kept = torch.eye(37) - maps.from_groups.float() @ maps.merge.float()
+    enter, leave = maps.enter.to_dense().float(), maps.leave.to_dense().float()
+    kept = torch.eye(37) - leave[:, : maps.num_groups] @ enter[: maps.num_groups]
     if reconstruct == "pinv":
         kept = torch.diag(1 - wrapper.token_mask)
-    assert torch.allclose((maps.from_remainder @ maps.remainder).float(), kept, atol=1e-5)
-    assert len(maps.remainder) <= 37
+    assert torch.allclose(leave[:, maps.num_groups :] @ enter[maps.num_groups :], kept, atol=1e-5)
+    assert len(enter) - maps.num_groups <= 37
 
 
 def test_a_token_that_is_never_read_again_is_dropped() -> None:
-    identity = identity_maps(4)
-    pruned = identity.merge[[0, 1, 2]]
-    last_two_without_3 = identity._replace(
-        merge=pruned, remainder=identity.merge[3:], from_groups=pruned.T, from_remainder=identity.merge[:, 3:]
-    )
-    read = torch.arange(1)
-    tables = chain([identity, last_two_without_3, last_two_without_3], read, skip_outputs=[True] * 3)
-    assert [step.num_outputs for step in tables.steps] == [3, 3, 1]  # token 3 only lends its key to the first block
-    assert [len(step.transition[0]) for step in tables.steps] == [4, 3, 3]
+    all_kept = identity_maps(4)
+    without_3 = BlockMaps(identity(4), identity(4), 3)  # token 3 is carried past
+    chained = chain([all_kept, without_3, without_3], torch.arange(1), skip_outputs=[True] * 3)
+    assert [block.num_outputs for block in chained.blocks] == [3, 3, 1]  # token 3 only lends its key to the first block
+    assert [len(block.transition[0]) for block in chained.blocks] == [4, 3, 3]
 
 
 @pytest.mark.parametrize(("count", "num_outputs"), [(99, 100), (97, 97)])
 def test_all_are_computed_where_nearly_all_are_read(count: int, num_outputs: int) -> None:
-    first, last = identity_maps(100), identity_maps(100)
-    last = last._replace(merge=last.merge[:count], from_groups=last.from_groups[:, :count])
-    steps = chain([first, last], torch.arange(1), skip_outputs=[True] * 2).steps
-    assert [(step.num_tokens, step.num_outputs) for step in steps] == [(100, num_outputs), (count, 1)]
-    assert steps[1].transition[0].equal(torch.eye(num_outputs, dtype=torch.float64)[:count])
+    some = torch.arange(count)
+    last = BlockMaps(identity(100).index_select(0, some), identity(100).index_select(1, some), count)
+    blocks = chain([identity_maps(100), last], torch.arange(1), skip_outputs=[True] * 2).blocks
+    assert [(block.num_tokens, block.num_outputs) for block in blocks] == [(100, num_outputs), (count, 1)]
+    assert blocks[1].transition[0].to_dense().equal(torch.eye(num_outputs, dtype=torch.float64)[:count])
 
 
 def test_an_optimised_model_is_not_taken_for_another() -> None:

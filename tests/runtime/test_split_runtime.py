@@ -115,17 +115,18 @@ def test_nested_means_are_handed_over_once(vit: Any) -> None:
 
 
 def test_an_mlp_gets_no_token_that_it_need_not_compute() -> None:
-    block = identity_maps(4)
     pairs = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]], dtype=torch.float64)
-    members = (pairs > 0).double().T
     differences = torch.tensor([[1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0]], dtype=torch.float64)
-    mlp = BlockMaps(pairs, differences, members, differences.T / 2)
-    maps = [*halves_of(block, mlp), identity_maps(4)._replace(merge=block.merge[:2], from_groups=block.merge[:, :2])]
-    tables = chain(maps, torch.arange(1), skip_outputs=[True] * 3, is_mlp=[False, True, False])
-    attention, once, last = tables.steps
+    leave = torch.cat([(pairs > 0).double().T, differences.T / 2], dim=1)
+    mlp = BlockMaps(torch.cat([pairs, differences]).to_sparse(), leave.to_sparse(), 2)
+    first_two = torch.eye(4, dtype=torch.float64)[:2]
+    maps = [*halves_of(identity_maps(4), mlp), BlockMaps(first_two.to_sparse(), first_two.T.to_sparse(), 2)]
+    chained = chain(maps, torch.arange(1), skip_outputs=[True] * 3, is_mlp=[False, True, False])
+    attention, once, last = chained.blocks
     assert (attention.num_tokens, attention.num_outputs) == (4, 2)
     assert (once.num_tokens, once.num_outputs) == (1, 1)  # the other pair is read by nobody
-    assert once.transition[0].tolist() == [[0.5, 0.5], [1.0, -1.0]]  # the pair, and what parts it again
+    # The pair, and what parts it again.
+    assert once.transition[0].to_dense().tolist() == [[0.5, 0.5], [1.0, -1.0]]
     assert (last.num_tokens, last.num_outputs) == (2, 1)
 
 
@@ -135,15 +136,16 @@ def test_maps_of_halves_make_the_block(vit: Any, learn: Any) -> None:
     wrapper = compressed(vit, split_plan(), learn).blocks[2]
     around, inside = maps_of(wrapper), maps_of(wrapper.block.norm2.matrices)
     attention, mlp = halves_of(around, inside)
-    tokens, first = (torch.randn(count, 3).double() for count in (37, 25))
-    second = torch.randn(21, 3).double()
-    groups = around.merge @ tokens + first
-    done = groups + inside.from_groups @ second
-    expected = tokens + around.from_groups @ (done - around.merge @ tokens)
-    table = attention.from_groups @ (attention.merge @ tokens + first)
-    table += attention.from_remainder @ (attention.remainder @ tokens)
-    got = mlp.from_groups @ (mlp.merge @ table + second) + mlp.from_remainder @ (mlp.remainder @ table)
-    assert torch.allclose(got, expected, rtol=0, atol=1e-4 if learn == "dense" else 1e-5)
+    assert (attention.num_groups, mlp.num_groups) == (25, 21)
+    tokens, first, second = (torch.randn(count, 3).double() for count in (37, 25, 21))
+    merged = (around.enter @ tokens)[:25]
+    done = merged + first + inside.leave.to_dense()[:, :21] @ second
+    expected = tokens + around.leave.to_dense()[:, :25] @ (done - merged)
+    rows = attention.enter @ tokens
+    rows[:25] += first
+    rows = mlp.enter @ (attention.leave @ rows)
+    rows[:21] += second
+    assert torch.allclose(mlp.leave @ rows, expected, rtol=0, atol=1e-4 if learn == "dense" else 1e-5)
 
 
 @pytest.mark.parametrize("rewrite", [True, False])

@@ -14,7 +14,7 @@ from torch import nn
 import pmvit
 from pmvit.cli.common import split_folders
 from pmvit.data.batches import IGNORED
-from pmvit.data.pixels import pixel_loader
+from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import open_pairs
 from pmvit.evaluation import segmentation
 from pmvit.evaluation.segmentation import SegmentationEvaluation
@@ -63,8 +63,8 @@ _step = Trainer._step
 
 
 def stop_after_three(trainer: Trainer, *arguments: Any) -> Any:
-    measured, images, _ = _step(trainer, *arguments)
-    return measured, images, signal.SIGTERM if trainer.step == 3 else 0
+    measured, _ = _step(trainer, *arguments)
+    return measured, signal.SIGTERM if trainer.step == 3 else 0
 
 
 def test_every_labelled_pixel_counts_alike() -> None:
@@ -78,9 +78,9 @@ def test_every_labelled_pixel_counts_alike() -> None:
     taught = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(2))
     expected = (taught.softmax(-1) * (taught.log_softmax(-1) - logits.log_softmax(-1))).sum(-1).mean()
     assert torch.allclose(divergence(logits, taught), expected, atol=1e-6)
-    with pytest.raises(pmvit.PmvitError, match="expected one label a pixel for this model"):
+    with pytest.raises(pmvit.PmvitError, match="expected one label per pixel for this model"):
         cross_entropy(logits, torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(pmvit.PmvitError, match="expected one label an image for this model"):
+    with pytest.raises(pmvit.PmvitError, match="expected one label per image for this model"):
         cross_entropy(logits[:, 0, 0], labels)
 
 
@@ -145,7 +145,7 @@ def test_processes_share_all_images_and_their_counts_add_up(tmp_path: Path) -> N
     model = small_segmenter()
 
     def count(process: int, processes: int) -> segmentation.SegmentationCounts:
-        loader = pixel_loader(source, CONFIG, whole=True, workers=0, process=process, processes=processes)
+        loader = create_loader(source, CONFIG, whole=True, workers=0, process=process, processes=processes)
         return segmentation.count_pixels(model, loader, reference=compressed(model), progress=False)
 
     together = segmentation.pooled([count(0, 2), count(1, 2)])

@@ -105,10 +105,11 @@ def test_output_is_what_compress_saves(pictures: Path, tmp_path: Path) -> None:
 
 
 def val_of(model: nn.Module, folder: Path) -> Any:
-    from pmvit.data.folder import image_folder
+    from pmvit.data.loaders import create_loader
+    from pmvit.data.sources import open_source
     from pmvit.hosts import host_of
 
-    return image_folder(folder, host_of(model).data_config(), num_classes=7, workers=0)
+    return create_loader(open_source(folder, 7), host_of(model).data_config(), workers=0)
 
 
 def test_an_uncompressed_model_is_tuned_without_a_teacher(small_batches: Batches) -> None:

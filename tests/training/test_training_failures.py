@@ -145,7 +145,7 @@ def test_a_run_is_not_resumed_with_other_steps(small_batches: Batches, tmp_path:
     options: dict[str, Any] = {"epochs": 2, "output": tmp_path, **QUIET}
     with pytest.raises(FileNotFoundError):
         pmvit.finetune(compressed(), train=small_batches, val=_Ends(small_batches), **options)
-    with pytest.raises(pmvit.PmvitError, match="had 3 steps an epoch, and would now have 2"):
+    with pytest.raises(pmvit.PmvitError, match="had 3 steps per epoch, and would now have 2"):
         pmvit.finetune(compressed(), train=small_batches[:2], resume=True, **options)
 
 

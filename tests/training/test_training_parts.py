@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from pmvit.runtime.chain import maps_of
 from pmvit.training.loss import divergence, finetune_loss, token_distance
 from pmvit.training.matrices import matrix_parameters, parameter_groups
 from pmvit.training.metrics import read_metrics
+from pmvit.training.options import FinetuneOptions
 from tests.helpers import QUIET, Batches, compressed, states
 
 
@@ -115,7 +116,7 @@ def test_a_token_alone_in_its_group_keeps_its_weight(small_batches: Batches) -> 
             ):
                 assert (weights[~is_shared] == 1).all()
             assert (module.merge_weights[module.merge_shared] != 1).all()
-            table = len((maps := maps_of(module)).merge) + len(maps.remainder)
+            table = len(maps_of(module).enter)
             assert table <= 37 + module.num_groups - int(
                 (~module.merge_shared).sum()
             )  # at most a row more a real group
@@ -206,3 +207,7 @@ def test_presets_are_the_papers() -> None:
 def test_configuration_says_what_it_expected(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(pmvit.PmvitError, match=message):
         FinetuneConfig(**wrong)
+
+
+def test_keywords_are_the_fields_of_the_configuration() -> None:
+    assert get_type_hints(FinetuneOptions) == get_type_hints(FinetuneConfig)

@@ -102,15 +102,18 @@ class WindowBlock(nn.Module):
         self.inplace = inplace
         self.explicit = explicit
 
-    def forward(self, groups: Tensor) -> Tensor:
+    def forward(self, groups: Tensor, *_: object, **__: object) -> Tensor:
+        """The groups after the block; what a host says beside the tokens (grid, masks) is in the plan."""
         host, recipe = self.host, self.recipe
         norm1, norm2 = recipe.norms(host)
         drop1, drop2 = recipe.drop_paths(host)
-        add = Tensor.add_ if self.inplace else Tensor.add
         attended = norm1(self._attend(groups)) if recipe.post_norm else self._attend(norm1(groups))
-        groups = add(groups, drop1(attended))
+        groups = self._add(groups, drop1(attended))
         update = norm2(recipe.mlp(host, groups)) if recipe.post_norm else recipe.mlp(host, norm2(groups))
-        return add(groups, drop2(update))
+        return self._add(groups, drop2(update))
+
+    def _add(self, groups: Tensor, update: Tensor) -> Tensor:
+        return groups.add_(update) if self.inplace else groups + update
 
     def _attend(self, groups: Tensor) -> Tensor:
         batch, _, width = groups.shape

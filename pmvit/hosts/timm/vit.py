@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch.fx
 from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
 from torch import Tensor, nn
 
@@ -22,6 +23,10 @@ from pmvit.hosts.parts import PlainParts
 from pmvit.hosts.timm.model import TimmModel, input_channels
 from pmvit.hosts.timm.parts import parts_of
 from pmvit.prune_merge import PruneMerge
+
+# A traced model does not know yet whether it will be given a mask.
+torch.fx.wrap("bias_at_centres")
+torch.fx.wrap("add_log_sizes")
 
 # Blocks that normalise before their MLP, and scale and drop what it puts out token by token.
 PRE_NORM_BLOCKS = (vision_transformer.Block, vision_transformer_relpos.RelPosBlock, beit.Block, eva.EvaBlock)

@@ -14,10 +14,10 @@ from torch import nn
 
 from pmvit.commands import versions
 from pmvit.errors import PmvitError
-from pmvit.reporting.facts import collect
+from pmvit.reporting.page.templates import WEB, environment, viewer_data
+from pmvit.reporting.saved_model import open_saved
 from pmvit.reporting.serve.trial import Trial
 from pmvit.reporting.serve.uploads import FORMATS, Limits, RefusedError, read_upload
-from pmvit.reporting.templates import WEB, environment, viewer_data
 
 HOST = "127.0.0.1"
 FILES = {
@@ -165,21 +165,21 @@ def make_server(
     if not 0 <= port <= 65535:
         raise PmvitError(f"port: expected a number from 0 to 65535, got {port}")
     limits = limits or Limits()
-    facts = collect(Path(path), original)
+    saved = open_saved(Path(path), original)
     page = (
         environment()
         .get_template("serve.html")
         .render(
-            title=facts.config["model"]["architecture"],
+            title=saved.config["model"]["architecture"],
             limits=limits,
             formats=FORMATS,
-            original_title=facts.original_title,
-            no_blocks=facts.no_blocks,
-            viewer=viewer_data(facts.blocks, facts.model, []) if facts.blocks is not None else None,
+            compared_with=saved.reference.title,
+            no_blocks=saved.no_blocks,
+            viewer=viewer_data(saved.blocks, saved.model, []) if saved.blocks is not None else None,
             versions=versions(),
         )
     )
-    make = partial(Server, Trial(facts, names), page, limits)
+    make = partial(Server, Trial(saved, names), page, limits)
     try:
         return make(port)
     except OSError as error:

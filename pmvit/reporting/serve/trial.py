@@ -12,16 +12,16 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pmvit.compression import plan_of
-from pmvit.data.pixels import Preparation
+from pmvit.data.transforms import Preparation
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import sliding_logits
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import gives_logits, predict
-from pmvit.reporting.colours import palette
-from pmvit.reporting.facts import Facts
-from pmvit.reporting.overlays import difference_overlay, differences, mask_overlay
-from pmvit.reporting.panels import fitted
-from pmvit.reporting.seen import Sight, class_names, data_uri, likeliest
+from pmvit.reporting.class_names import class_names
+from pmvit.reporting.images import InputImages, data_uri, fitted, likeliest
+from pmvit.reporting.pictures.colours import palette
+from pmvit.reporting.pictures.overlays import difference_overlay, differences, mask_overlay
+from pmvit.reporting.saved_model import SavedModel
 from pmvit.runtime.bench.timing import interleave
 from pmvit.runtime.optimize import optimize_for_inference
 
@@ -35,22 +35,22 @@ class Trial:
     One image at a time goes through the models, so that the times mean something.
     """
 
-    def __init__(self, facts: Facts, names: str | Path | None = None) -> None:
-        self.names = class_names(facts.model, names)
-        self.models: dict[str, nn.Module] = {"original": facts.original, "compressed": facts.model}
-        if plan_of(facts.model) is not None:
-            self.models["optimized"] = optimize_for_inference(facts.model)
+    def __init__(self, saved: SavedModel, names: str | Path | None = None) -> None:
+        self.names = class_names(saved.model, names)
+        self.models: dict[str, nn.Module] = {"original": saved.reference.model, "compressed": saved.model}
+        if plan_of(saved.model) is not None:
+            self.models["optimized"] = optimize_for_inference(saved.model)
         for model in self.models.values():
             model.eval().requires_grad_(False)
-        self._model = facts.model
-        self._sight = Sight(facts.model)
-        self._pixel_classes = host_of(facts.model).outputs().pixel_classes
+        self._model = saved.model
+        self._images = InputImages(saved.model)
+        self._pixel_classes = host_of(saved.model).outputs().pixel_classes
         self._lock = threading.Lock()
 
     def run(self, picture: Image.Image) -> dict[str, Any]:
         """What the page shows of an image, as JSON data: `picture`, `seconds` by model, and the answers of both."""
-        prepared = self._sight.prepare(picture)
-        result: dict[str, Any] = {"picture": data_uri(self._sight.picture(prepared))}
+        prepared = self._images.prepare(picture)
+        result: dict[str, Any] = {"picture": data_uri(self._images.picture(prepared))}
         image = prepared[None]
         with self._lock, torch.inference_mode():
             runs = {name: partial(predict, model, image) for name, model in self.models.items()}
@@ -77,7 +77,7 @@ class Trial:
         host = host_of(self._model)
         preparation, window = Preparation.of(host.data_config()), host.input_size()[1:]
         small = fitted(picture, LARGEST_SIDE) if max(picture.size) > LARGEST_SIDE else picture
-        pixels = preparation.whole(small.convert(self._sight.mode))[None]
+        pixels = preparation.whole(small.convert(self._images.mode))[None]
         size = small.height, small.width
         maps = [
             classes_at(sliding_logits(self.models[name], pixels, window), size)[0]

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import torch
 
 
-class Place(NamedTuple):
+class Openable(NamedTuple):
     """A variant in a runtime, so that another process can open it: its file, or how it is made of a saved model."""
 
     runtime: str
@@ -20,13 +20,13 @@ class Place(NamedTuple):
     variant: str
 
 
-def peak_memory(place: Place, shape: tuple[int, ...], threads: int) -> float | None:
+def peak_memory(openable: Openable, shape: tuple[int, ...], threads: int) -> float | None:
     """Megabytes that opening a variant and running it three times need in a fresh process; `None` where the system
     does not say, which is everywhere but on Linux.
     """
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(place, shape, threads, its))
+    process = context.Process(target=_report, args=(openable, shape, threads, its))
     process.start()
     its.close()
     try:
@@ -37,15 +37,15 @@ def peak_memory(place: Place, shape: tuple[int, ...], threads: int) -> float | N
         process.join()
 
 
-def _report(place: Place, shape: tuple[int, ...], threads: int, report: Connection) -> None:
+def _report(openable: Openable, shape: tuple[int, ...], threads: int, report: Connection) -> None:
     try:
-        report.send(_measure(place, shape, threads))
+        report.send(_measure(openable, shape, threads))
     except Exception:  # it ran in the process that asks; what fails here is the measurement
         report.send(None)
     report.close()
 
 
-def _measure(place: Place, shape: tuple[int, ...], threads: int) -> float:
+def _measure(openable: Openable, shape: tuple[int, ...], threads: int) -> float:
     from pmvit.hosts.outputs import as_module
     from pmvit.runtime.bench.variants import variant
     from pmvit.runtime.export.targets import RUNTIMES, inferring
@@ -53,15 +53,15 @@ def _measure(place: Place, shape: tuple[int, ...], threads: int) -> float:
 
     torch.set_num_threads(threads)
     images = torch.zeros(shape)
-    if place.file is not None:
-        RUNTIMES[place.runtime].check()
+    if openable.file is not None:
+        RUNTIMES[openable.runtime].check()
     before = process_memory("VmRSS")
-    if place.file is not None:
-        run = RUNTIMES[place.runtime].open(place.file, threads)
+    if openable.file is not None:
+        run = RUNTIMES[openable.runtime].open(openable.file, threads)
     else:
-        made = variant(place.variant, load(place.saved), "eager" if place.runtime == "eager" else "graph")
+        made = variant(openable.variant, load(openable.saved), "eager" if openable.runtime == "eager" else "graph")
         model = as_module(made)
-        run = inferring(torch.compile(model, fullgraph=True) if place.runtime == "compile" else model)
+        run = inferring(torch.compile(model, fullgraph=True) if openable.runtime == "compile" else model)
     gc.collect()
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

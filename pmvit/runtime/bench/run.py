@@ -1,17 +1,16 @@
 """A benchmark that cannot flatter itself: all variants take turns on the same images in one run."""
 
 import copy
-import json
 import platform
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +19,15 @@ from pmvit._system import keep_freed_memory
 from pmvit.compression import compress, plan_of
 from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
-from pmvit.files import write_atomically, write_text
+from pmvit.evaluation.reference import TITLES
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring.flops import flops
 from pmvit.methods import Evit, Tome
 from pmvit.progress import track
-from pmvit.runtime.bench.memory import Place, peak_memory
-from pmvit.runtime.bench.timing import Ratio, interleave, speedup
+from pmvit.runtime.bench.memory import Openable, peak_memory
+from pmvit.runtime.bench.table import Benchmark, BenchmarkRow
+from pmvit.runtime.bench.timing import interleave, speedup
 from pmvit.runtime.bench.variants import VARIANTS, original, variant, with_all_kept, with_operations_in_place
 from pmvit.runtime.export.quantize import QUANTIZERS
 from pmvit.runtime.export.run import built_in_images
@@ -42,123 +42,6 @@ Makers = dict[str, Callable[[Target], nn.Module]]
 DEFAULT = ("original", "compressed", "optimized", "bound")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One variant in one runtime at one batch size.
-
-    Attributes:
-        gflops: Billions of multiply-accumulates of what runs, for one image.
-        throughput: Images a second, at the median.
-        p50: Seconds a batch, median.
-        p95: Seconds a batch, 95th percentile.
-        speedup: How many times faster than the original, in the same rounds.
-        of_bound: How many times faster than the equal-token bound, in the same rounds.
-        efficiency: Speed-up over FLOPs ratio: how much of what is not computed is time that is not spent.
-        memory: Peak memory in megabytes, over what the process had before; `None` if it was not measured.
-        failure: Why it did not run.
-    """
-
-    variant: str
-    runtime: str
-    batch: int
-    gflops: float | None
-    throughput: float | None = None
-    p50: float | None = None
-    p95: float | None = None
-    speedup: Ratio | None = None
-    of_bound: Ratio | None = None
-    efficiency: float | None = None
-    memory: float | None = None
-    failure: str | None = None
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """Rows, and where they were measured."""
-
-    rows: list[Row]
-    environment: dict[str, Any] = field(default_factory=dict)
-    COLUMNS: ClassVar = (
-        *("runtime", "batch", "variant", "GFLOPs", "images/s", "p50 ms", "p95 ms", "speed-up", "of bound"),
-        *("efficiency", "MB"),
-    )
-
-    def cells(self) -> list[list[str]]:
-        """The rows as text, under `COLUMNS`; a variant that did not run says why in place of its speed-up."""
-        return [
-            [
-                row.runtime,
-                str(row.batch),
-                row.variant,
-                _cell(row.gflops, "{:.2f}"),
-                _cell(row.throughput, "{:.1f}"),
-                _cell(row.p50, "{:.1f}", 1e3),
-                _cell(row.p95, "{:.1f}", 1e3),
-                _cell(row.speedup) if row.failure is None else f"does not run: {row.failure}",
-                _cell(row.of_bound),
-                _cell(row.efficiency, "{:.2f}"),
-                _cell(row.memory, "{:.0f}"),
-            ]
-            for row in self.rows
-        ]
-
-    def to_json(self) -> str:
-        return (
-            json.dumps({"environment": self.environment, "rows": [asdict(row) for row in self.rows]}, indent=1) + "\n"
-        )
-
-    def to_markdown(self) -> str:
-        said = ", ".join(f"{name} {value}" for name, value in self.environment.items())
-        lines = [
-            f"{said}. Ratios are medians over rounds in which all variants of a runtime take turns, with 95 % "
-            "bootstrap intervals.",
-            "",
-            f"| {' | '.join(self.COLUMNS)} |",
-            f"|{'---|' * len(self.COLUMNS)}",
-        ]
-        lines += [f"| {' | '.join(cells)} |" for cells in self.cells()]
-        return "\n".join(lines) + "\n"
-
-    def write(self, folder: Path) -> None:
-        """Write `benchmark.json`, `benchmark.md` and `benchmark.png`."""
-        write_text(folder / "benchmark.json", self.to_json())
-        write_text(folder / "benchmark.md", self.to_markdown())
-        write_atomically(folder / "benchmark.png", self.draw)
-
-    def draw(self, path: Path) -> None:
-        """Speed-ups as bars with their intervals, one panel a runtime."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        runtimes = list(dict.fromkeys(row.runtime for row in self.rows))
-        names = [name for name in dict.fromkeys(row.variant for row in self.rows) if name != "original"]
-        batches = sorted({row.batch for row in self.rows})
-        figure = Figure(figsize=(2 + 3.4 * len(runtimes), 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(1, len(runtimes), sharey=True, squeeze=False)[0]
-        width = 0.8 / max(1, len(names))
-        colours = ("#0072b2", "#e69f00", "#009e73", "#999999", "#cc79a7", "#56b4e9", "#d55e00")
-        for axis, runtime in zip(axes, runtimes, strict=True):
-            for place, name in enumerate(names):
-                rows = {row.batch: row.speedup for row in self.rows if (row.runtime, row.variant) == (runtime, name)}
-                found = [(number, rows[b]) for number, b in enumerate(batches) if rows.get(b) is not None]
-                at = [number + (place - (len(names) - 1) / 2) * width for number, _ in found]
-                heights = [ratio.median for _, ratio in found if ratio is not None]
-                ends = [[r.median - r.low for _, r in found if r], [r.high - r.median for _, r in found if r]]
-                axis.bar(at, heights, width * 0.92, yerr=ends, capsize=2, label=name, color=colours[place % 7])
-            axis.axhline(1.0, color="black", linewidth=0.8)
-            axis.set(title=runtime, xticks=range(len(batches)), xticklabels=[f"batch {batch}" for batch in batches])
-            axis.spines[["top", "right"]].set_visible(False)
-        axes[0].set_ylabel("times as fast as the original")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(names), frameon=False)
-        figure.savefig(path, format="png", dpi=110)
-
-
-def _cell(value: Any, form: str = "{}", factor: float = 1.0) -> str:
-    return "-" if value is None else form.format(value if isinstance(value, Ratio) else value * factor)
-
-
 def benchmark(
     model: nn.Module,
     *,
@@ -171,7 +54,9 @@ def benchmark(
     memory: bool = False,
     progress: bool = True,
 ) -> Benchmark:
-    """Measure a compressed model against others made of the same weights, side by side.
+    """Measure the speed of a compressed model against others made of the same weights, side by side.
+
+    The baseline, called original, is the same weights uncompressed: the speed of the true original is the same.
 
     Args:
         model: What `compress` or `load` returned.
@@ -201,7 +86,18 @@ def benchmark(
             raise PmvitError(f"expected variants among {', '.join(VARIANTS)}, with {INT8} or without; got {name!r}")
     runtimes = known_runtimes(runtimes)
     makers: Makers = {name: partial(variant, name.removesuffix(INT8), model) for name in names}
-    return measure(model, makers, runtimes, batches, rounds, threads, images, memory, progress)
+    result = measure(
+        model,
+        makers,
+        runtimes=runtimes,
+        batches=batches,
+        rounds=rounds,
+        threads=threads,
+        images=images,
+        memory=memory,
+        progress=progress,
+    )
+    return Benchmark(result.rows, {**result.environment, "original": TITLES["uncompressed"]})
 
 
 def known_runtimes(names: Sequence[str]) -> list[str]:
@@ -233,7 +129,7 @@ def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: in
         patches = host_of(model).layouts()[0].num_patches
         models["evit, fusing one token a stage"] = compress(whole, Evit(keep=1 - 1 / patches))
     makers: Makers = {name: partial(ready, model) for name, model in models.items()}
-    return measure(placed, makers, ["eager"], [batch], rounds, threads, None, False, True)
+    return measure(placed, makers, batches=[batch], rounds=rounds, threads=threads)
 
 
 def ready(model: nn.Module, _target: Target) -> nn.Module:
@@ -244,41 +140,42 @@ def ready(model: nn.Module, _target: Target) -> nn.Module:
 def measure(
     model: nn.Module,
     makers: Makers,
-    runtimes: Sequence[str],
-    batches: Sequence[int],
-    rounds: int,
-    threads: int | None,
-    images: Tensor | None,
-    memory: bool,
-    progress: bool,
+    *,
+    runtimes: Sequence[str] = ("eager",),
+    batches: Sequence[int] = (1, 16),
+    rounds: int = 20,
+    threads: int | None = None,
+    images: Tensor | None = None,
+    memory: bool = False,
+    progress: bool = True,
 ) -> Benchmark:
     """Measure what makers make; one of them is called `original`, and `model` says what images they take."""
-    threads = threads or torch.get_num_threads()
     before = torch.get_num_threads()
+    threads = threads or before
     size = host_of(model).input_size()
     if images is not None and tuple(images.shape[1:]) != size:
         raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
     shown = images if images is not None else built_in_images(size, max(*batches, 32))
-    rows: list[Row] = []
+    rows: list[BenchmarkRow] = []
     keeps = keep_freed_memory()
     torch.set_num_threads(threads)
     try:
-        places = [(runtime, batch) for runtime in runtimes for batch in batches]
-        for runtime, batch in track(places, "benchmark", len(places), show=progress):
+        settings = [(runtime, batch) for runtime in runtimes for batch in batches]
+        for runtime, batch in track(settings, "benchmark", len(settings), show=progress):
             some = shown.repeat(-(-batch // len(shown)), 1, 1, 1)
             some = some[: len(some) // batch * batch].contiguous()  # the first batch is timed, all serve to calibrate
             with tempfile.TemporaryDirectory() as folder:
                 saved = Path(folder) / "model" if memory else None
                 if saved is not None:
                     save(model, saved)
-                rows += _one_place(makers, runtime, some.split(batch), rounds, threads, Path(folder), saved)
+                rows += _take_turns(makers, runtime, some.split(batch), rounds, threads, Path(folder), saved)
     finally:
         torch.set_num_threads(before)
     kept = {"freed memory": "kept" if keeps else "given back"}
     return Benchmark(rows, {**_environment(runtimes, threads, rounds), **kept})
 
 
-def _one_place(
+def _take_turns(
     makers: Makers,
     runtime: str,
     batches: Sequence[Tensor],
@@ -286,10 +183,9 @@ def _one_place(
     threads: int,
     folder: Path,
     saved: Path | None,
-) -> list[Row]:
+) -> list[BenchmarkRow]:
     """All variants of one runtime at one batch size."""
     images = batches[0]
-    batch = len(images)
     runs: dict[str, Run] = {}
     failures: dict[str, str] = {}
     peaks: dict[str, float | None] = {}
@@ -302,38 +198,37 @@ def _one_place(
             runs[name], file = _open(make, runtime, images, calibration, threads, folder / str(number))
             runs[name](images)
             if saved is not None:
-                place = Place(runtime, file, saved, name.removesuffix(INT8))
-                peaks[name] = peak_memory(place, tuple(images.shape), threads)
+                openable = Openable(runtime, file, saved, name.removesuffix(INT8))
+                peaks[name] = peak_memory(openable, tuple(images.shape), threads)
         except Exception as error:  # a variant that a runtime cannot take is a result, not the end
             runs.pop(name, None)
-            lines = str(error).strip().splitlines()
-            failures[name] = f"{type(error).__name__}: {lines[0][:120] if lines else ''}"
+            failures[name] = first_line(error)
     if "original" not in runs:
         raise PmvitError(f"{runtime} does not run the original model: {failures['original']}")
     times = interleave({name: partial(run, images) for name, run in runs.items()}, rounds)
     rows = []
     for name in makers:
-        if name in failures:
-            rows.append(Row(name, runtime, batch, costs.get(name), failure=failures[name]))
-            continue
-        seconds = times[name]
-        ratio = speedup(times, name, "original")
-        rows.append(
-            Row(
-                name,
-                runtime,
-                batch,
-                costs[name],
-                throughput=batch / statistics.median(seconds),
+        row = BenchmarkRow(name, runtime, len(images), costs.get(name), failure=failures.get(name))
+        if name in runs:
+            seconds, ratio = times[name], speedup(times, name, "original")
+            row = replace(
+                row,
+                throughput=len(images) / statistics.median(seconds),
                 p50=statistics.median(seconds),
                 p95=statistics.quantiles(seconds, n=20, method="inclusive")[-1],
                 speedup=ratio,
                 of_bound=speedup(times, name, "bound") if "bound" in runs else None,
-                efficiency=ratio.median * costs[name] / costs["original"],
+                efficiency=ratio.value * costs[name] / costs["original"],
                 memory=peaks.get(name),
             )
-        )
+        rows.append(row)
     return rows
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, on one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120] if lines else ''}"
 
 
 def _open(

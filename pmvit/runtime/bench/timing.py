@@ -1,32 +1,19 @@
 """Speed as a ratio: variants take turns in one run, so that a noisy machine disturbs all of them alike."""
 
 import random
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pmvit.compression import compress
+from pmvit.evaluation.bootstrap import bootstrap, median
+from pmvit.evaluation.estimates import Estimate
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import as_module
 from pmvit.planning import Plan
-
-T = TypeVar("T")
-
-
-class Ratio(NamedTuple):
-    """How many times faster than the baseline, as a rule the median over rounds, and its 95 % bootstrap interval."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
 
 def interleave(variants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
@@ -46,17 +33,10 @@ def interleave(variants: Mapping[str, Callable[[], object]], rounds: int, warmup
     return times
 
 
-def speedup(times: Mapping[str, list[float]], variant: str, baseline: str, resamples: int = 1000) -> Ratio:
-    """Median over the rounds of baseline time / variant time, with its bootstrap interval."""
-    ratios = [base / own for base, own in zip(times[baseline], times[variant], strict=True)]
-    return bootstrap(ratios, statistics.median, resamples)
-
-
-def bootstrap(values: Sequence[T], statistic: Callable[[Sequence[T]], float], resamples: int = 1000) -> Ratio:
-    """A statistic of values with its 95 % bootstrap interval."""
-    sampler = random.Random(0)  # noqa: S311  # resampling, not a secret
-    found = sorted(statistic(sampler.choices(values, k=len(values))) for _ in range(resamples))
-    return Ratio(statistic(values), found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1])
+def speedup(times: Mapping[str, list[float]], variant: str, baseline: str) -> Estimate:
+    """How many times faster than the baseline: the median of the rounds' ratios, with its bootstrap interval."""
+    seconds = (torch.tensor(times[name], dtype=torch.float64) for name in (baseline, variant))
+    return bootstrap(torch.div(*seconds), median)
 
 
 def compare(models: Mapping[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
@@ -77,6 +57,6 @@ def speedup_meter(model: nn.Module, images: Tensor, rounds: int = 9) -> Callable
     def measure(plan: Plan) -> float:
         with evaluation_mode(model):
             times = compare({"original": model, "compressed": compress(model, plan)}, images, rounds)
-        return speedup(times, "compressed", "original").median
+        return speedup(times, "compressed", "original").value
 
     return measure

@@ -19,11 +19,10 @@ from pmvit.methods.budget import nearest
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
-from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.stages import Narrowed
-from pmvit.runtime.window_chain import wrapped
+from pmvit.runtime.optimize import in_windows, optimize_for_inference
+from pmvit.runtime.stages import OnGroups
 
-State = Tensor | tuple[Tensor, Tensor]
+Carried = Tensor | tuple[Tensor, Tensor]  # tokens; between blocks, with those that the first block was given
 NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
 
 
@@ -67,7 +66,7 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
             if parts is not None and matrices is not None:
                 block = _SlicedBetween(AttentionHalf(parts), MlpHalf(parts), matrices.num_prefix + matrices.num_groups)
             else:
-                _rewire_mlp(host, model.get_submodule(name), _FirstNormed, _Padded)
+                _rewire_mlp(host, model.get_submodule(name), first=True)
             sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
             host.answer_like(sliced, block)
             model.set_submodule(name, sliced)
@@ -83,7 +82,7 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
     host = host_of(model)
     for name, layout in _layouts(host).items():
         block, tokens = _inside(model, name, layout)
-        _rewire_mlp(host, model.get_submodule(name), _TakenNormed, _PutBack)
+        _rewire_mlp(host, model.get_submodule(name), first=False)
         taken = _TakenOut(block, tokens)
         host.answer_like(taken, block)
         model.set_submodule(name, taken)
@@ -97,72 +96,58 @@ def _layouts(host: Host) -> dict[str, TokenLayout]:
 def _inside(model: nn.Module, name: str, layout: TokenLayout) -> tuple[nn.Module, Tensor]:
     """What a compressed block runs inside, on as many tokens as it has groups, and which tokens those are."""
     host = host_of(model)
-    block = model.get_submodule(name)
+    block = in_windows(model.get_submodule(name), host, layout)
     tokens = torch.arange(layout.num_tokens)
-    if layout.windows is not None:
-        block = wrapped(block, host, layout)
     if isinstance(block, PruneMerge):
         tokens = block.centres
-        block = block.block if host.plain_parts(block.block) is not None else Narrowed(block)
+        block = block.block if host.plain_parts(block.block) is not None else OnGroups(block)
     return block, tokens
 
 
-def _rewire_mlp(host: Host, block: nn.Module, norm: type["_OnTokens"], mlp: type["_OnTokens"]) -> None:
-    """Let others stand in for what normalises before an MLP with groups of its own, and for the MLP."""
+def _rewire_mlp(host: Host, block: nn.Module, *, first: bool) -> None:
+    """Let an MLP with groups of its own, and the norm before it, run on the first tokens or on one of each group."""
     inside = block.block if isinstance(block, PruneMerge) else block
     parts = host.part_names(inside).mlp
     matrices = mlp_matrices_of(inside, parts)
     if parts is None or matrices is None:
         return
-    first_members = matrices.merge_columns[matrices.merge_offsets]
+    chosen = matrices.merge_columns[matrices.merge_offsets]
     num_tokens = matrices.num_prefix + matrices.num_patches
-    for name, kind in zip(parts, (norm, mlp), strict=True):
-        part = unwrapped(inside.get_submodule(name))
-        inside.set_submodule(name, kind(part, first_members, num_tokens))
+    for name, kind in zip(parts, (_NormOfSome, _MlpOfSome), strict=True):
+        inside.set_submodule(name, kind(unwrapped(inside.get_submodule(name)), chosen, num_tokens, first))
 
 
-class _OnTokens(nn.Module):
+class _OnSome(nn.Module):
     """A part of a block that runs on as many of its tokens as its MLP has groups."""
 
-    tokens: Tensor
+    chosen: Tensor
 
-    def __init__(self, part: nn.Module, tokens: Tensor, num_tokens: int) -> None:
+    def __init__(self, part: nn.Module, chosen: Tensor, num_tokens: int, first: bool) -> None:
         super().__init__()
         self.part = part
-        self.num_left_out = num_tokens - tokens.numel()
-        self.register_buffer("tokens", tokens, persistent=False)
+        self.num_others = num_tokens - chosen.numel()
+        self.first = first
+        self.register_buffer("chosen", chosen, persistent=False)
 
 
-class _FirstNormed(_OnTokens):
-    """The first tokens alone, normalised."""
+class _NormOfSome(_OnSome):
+    """The first tokens, or the chosen ones, normalised."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        normed: Tensor = self.part(tokens[:, : self.tokens.numel()])
+        some = tokens[:, : self.chosen.numel()] if self.first else tokens.index_select(1, self.chosen)
+        normed: Tensor = self.part(some)
         return normed
 
 
-class _Padded(_OnTokens):
-    """An MLP on them, with no update for the others."""
-
-    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
-        return F.pad(self.part(tokens, *positional, **arguments), (0, 0, 0, self.num_left_out))
-
-
-class _TakenNormed(_OnTokens):
-    """One token of each group, taken out and normalised."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        normed: Tensor = self.part(tokens.index_select(1, self.tokens))
-        return normed
-
-
-class _PutBack(_OnTokens):
-    """An MLP on them, its updates put where they belong."""
+class _MlpOfSome(_OnSome):
+    """An MLP on them, its updates put where they belong, with none for the other tokens."""
 
     def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
         update: Tensor = self.part(tokens, *positional, **arguments)
-        nothing = update.new_zeros(update.shape[0], update.shape[1] + self.num_left_out, update.shape[2])
-        return nothing.index_copy(1, self.tokens, update)
+        if self.first:
+            return F.pad(update, (0, 0, 0, self.num_others))
+        nothing = update.new_zeros(update.shape[0], update.shape[1] + self.num_others, update.shape[2])
+        return nothing.index_copy(1, self.chosen, update)
 
 
 class _SlicedBetween(nn.Module):
@@ -190,8 +175,8 @@ class _Sliced(nn.Module):
         self.is_last = is_last
         self.is_whole = is_whole
 
-    def forward(self, state: State, *positional: object, **arguments: object) -> State:
-        tokens, given = state if isinstance(state, tuple) else (state.flatten(1, -2), state)
+    def forward(self, carried: Carried, *positional: object, **arguments: object) -> Carried:
+        tokens, given = carried if isinstance(carried, tuple) else (carried.flatten(1, -2), carried)
         everything = given.flatten(1, -2)
         if tokens.shape[1] > self.count:
             tokens = tokens[:, : self.count]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.data.batches import unpack
+from pmvit.data.batches import first_images
 from pmvit.errors import PmvitError
 from pmvit.files import check_writable, make_shared
 from pmvit.hosts import host_of
@@ -154,14 +154,7 @@ def _first_images(model: nn.Module, images: Tensor | Iterable[Any] | None, count
     if images is None:
         return built_in_images(size, count)
     if not isinstance(images, Tensor):
-        batches: list[Tensor] = []
-        for batch in images:
-            batches.append(unpack(batch)[0])
-            if sum(map(len, batches)) >= count:
-                break
-        if not batches:
-            raise PmvitError("expected images to compare on; the loader gave none")
-        images = torch.cat(batches)
+        images = first_images(images, count)
     if tuple(images.shape[1:]) != size:
         raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
     return images[:count].float().cpu()

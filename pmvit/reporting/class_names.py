@@ -1,0 +1,76 @@
+"""What the classes of a model are called: as a file, the model or the images say, and never by its shape."""
+
+from pathlib import Path
+from typing import Any
+
+from timm.data.imagenet_info import ImageNetInfo
+from torch import nn
+
+from pmvit.data import demo
+from pmvit.data.sources import FolderSource, open_source
+from pmvit.errors import PmvitError
+from pmvit.hosts import host_of
+from pmvit.loading import num_classes_of
+
+IMAGENET = "in1k"  # in the tag of weights that timm has trained or tuned on ImageNet-1k
+
+
+def class_names(model: nn.Module, file: str | Path | None = None, data: str | Path | None = None) -> tuple[str, ...]:
+    """The names of a model's classes, one for each.
+
+    They come from a text file; else from the class folders of `data`; else from the model: `id2label` of a Hugging Face
+    configuration, `label_names` of timm's `pretrained_cfg`, or its tag, if that says ImageNet-1k; else they are
+    `class 0`, `class 1` and so on.
+
+    Raises:
+        PmvitError: If the file does not have one name for each class.
+    """
+    classes = host_of(model).outputs().pixel_classes or num_classes_of(model) or 0
+    if file is not None:
+        return read_names(Path(file), classes)
+    found = _folder_names(model, data) if data is not None else ()
+    found = found or _recorded(model, classes)
+    return found if len(found) == classes else tuple(f"class {number}" for number in range(classes))
+
+
+def _recorded(model: nn.Module, classes: int) -> tuple[str, ...]:
+    by_number: Any = getattr(getattr(model, "config", None), "id2label", None) or {}
+    if isinstance(by_number, dict) and any(name != f"LABEL_{number}" for number, name in by_number.items()):
+        return tuple(str(by_number.get(number, number)) for number in range(classes))
+    config: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    if config.get("label_names"):
+        descriptions = config.get("label_descriptions") or {}
+        return tuple(str(descriptions.get(name, name)) for name in config["label_names"])
+    imagenet = ImageNetInfo()
+    if classes == imagenet.num_classes() == config.get("num_classes") and IMAGENET in str(config.get("tag")):
+        return tuple(imagenet.index_to_description(number) for number in range(classes))
+    return ()
+
+
+def _folder_names(model: nn.Module, data: str | Path) -> tuple[str, ...]:
+    """The names of class folders, if there is one for each class of the model and they say more than numbers do."""
+    if data == demo.DEMO:
+        return demo.CLASSES
+    classes = num_classes_of(model)
+    source = open_source(data, classes) if host_of(model).outputs().pixel_classes is None else None
+    if not isinstance(source, FolderSource) or source.labels is None:
+        return ()
+    root = Path(data)
+    found = {n: path.relative_to(root).parts[0] for n, path in zip(source.labels, source.files, strict=True)}
+    names = tuple(found.get(number, "") for number in range(classes or 0))
+    return names if all(name and not name.removeprefix("n").isdecimal() for name in names) else ()
+
+
+def read_names(path: Path, classes: int) -> tuple[str, ...]:
+    """Names of classes from a text file, one a line.
+
+    Raises:
+        PmvitError: If there is no such file, or not one name for each class in it.
+    """
+    try:
+        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise PmvitError(f"expected names of classes in {path}, one a line; it cannot be read ({error})") from None
+    if len(names) != classes:
+        raise PmvitError(f"{path}: expected {classes} names, one a line for each class of the model; got {len(names)}")
+    return names

@@ -1,0 +1,76 @@
+"""Images prepared for a model, made visible again, and put into pages."""
+
+import base64
+import io
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from pmvit.data.transforms import Preparation, color_mode, evaluation_transform
+from pmvit.hosts import host_of
+from pmvit.reporting.pictures.patches import photograph
+
+LARGEST_SIDE = 336  # of a picture in a page
+SMALL_SIDE = 64  # up to here pictures are stored without loss
+QUALITY = 86
+
+
+class InputImages:
+    """How a model's images are prepared: at its size, cropped in the middle, normalised.
+
+    Attributes:
+        mode: Of the images, as Pillow names it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        host = host_of(model)
+        config = host.data_config()
+        self.mode = color_mode(config)
+        self._mean, self._std = (torch.tensor(config[name]).view(-1, 1, 1) for name in ("mean", "std"))
+        self._pixels = Preparation.of(config) if host.outputs().pixel_classes is not None else None
+        self._transform = evaluation_transform(config)
+
+    def prepare(self, picture: Image.Image) -> Tensor:
+        """The pixels that the model gets, (channels, height, width)."""
+        picture = picture.convert(self.mode)
+        if self._pixels is not None:
+            return self._pixels.centre_pair(picture, torch.zeros(picture.height, picture.width, dtype=torch.long))[0]
+        return self._transform(picture)
+
+    def visible(self, prepared: Tensor) -> Tensor:
+        """Prepared pixels from 0 to 1 again."""
+        return (prepared.cpu() * self._std + self._mean).clamp(0, 1)
+
+    def picture(self, prepared: Tensor) -> Image.Image:
+        """Prepared pixels as a picture again."""
+        return Image.fromarray(photograph(self.visible(prepared)))
+
+
+def fitted(picture: Image.Image, side: int) -> Image.Image:
+    """A picture with its longer side this long; enlarged ones keep their pixels sharp."""
+    factor = side / max(picture.size)
+    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
+    return picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)
+
+
+def data_uri(picture: Image.Image, side: int = LARGEST_SIDE) -> str:
+    """A picture inside a page: JPEG, at most this long at its longer side; a very small one as PNG."""
+    is_small = max(picture.size) <= SMALL_SIDE
+    picture = fitted(picture, side) if max(picture.size) > side else picture
+    stream = io.BytesIO()
+    if is_small:
+        picture.save(stream, "PNG", optimize=True)
+    else:
+        picture.convert("RGB").save(stream, "JPEG", quality=QUALITY, optimize=True)
+    return f"data:image/{'png' if is_small else 'jpeg'};base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def likeliest(logits: Tensor, names: tuple[str, ...], count: int = 5) -> list[dict[str, Any]]:
+    """The first predictions of one image: names and probabilities, the likeliest first."""
+    shares, classes = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
+    return [
+        {"name": names[number] if number < len(names) else f"class {number}", "share": round(share, 4)}
+        for number, share in zip(classes.tolist(), shares.tolist(), strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Pictures of compressed models, drawn with matplotlib as PNG and SVG."""

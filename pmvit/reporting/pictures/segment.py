@@ -1,0 +1,115 @@
+"""`segment`: a few whole images through a segmenter and its original, to look at."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pmvit.compression import compression_of
+from pmvit.data.loaders import Broken
+from pmvit.data.masks import Mask
+from pmvit.data.segmentation import Split, has_masks, open_pairs
+from pmvit.data.sources import BROKEN_IMAGE, Sample, choose_samples, open_source
+from pmvit.data.transforms import Preparation, color_mode
+from pmvit.errors import PmvitError
+from pmvit.evaluation.reference import reference_for
+from pmvit.evaluation.segmentation import classes_at
+from pmvit.evaluation.sliding import check_stride, sliding_logits
+from pmvit.hosts import host_of
+from pmvit.hosts.modes import evaluation_mode
+from pmvit.progress import track
+from pmvit.reporting.class_names import class_names
+from pmvit.reporting.pictures.segmentation import Segmentation, SegmentedImage
+
+COLUMNS = {"original": "original", "uncompressed": "uncompressed (same weights)", "other": "other model"}
+
+
+def segment(
+    model: nn.Module,
+    data: str | Path,
+    *,
+    original: nn.Module | None = None,
+    images: int = 8,
+    names: str | Path | None = None,
+    stride: int | tuple[int, int] | None = None,
+    batch_size: int = 8,
+    split: Split = "val",
+    first_label: int | None = None,
+    progress: bool = True,
+) -> Segmentation:
+    """Label the pixels of whole images, at the size of their files, with a model and its original.
+
+    Args:
+        model: One that labels pixels, compressed or not.
+        data: Images with masks, as `open_pairs` knows them; images alone, as `open_source` does; or an image file.
+        original: What the model is compared with; for a compressed one, if not given, what it was made of or, if
+            that is not at hand, its own weights uncompressed.
+        images: How many, taken evenly from all there are; the first ones of a stream.
+        names: A text file with the names of the classes, one a line; those that the model says if not given.
+        stride: Pixels from one window to the next; the window itself if not given.
+        batch_size: Windows that run at a time.
+        split: Which images with masks, where `data` does not say.
+        first_label: The number of the first class in plain masks.
+        progress: Show a progress bar.
+
+    Raises:
+        PmvitError: If the models do not label pixels alike, or there is no image that can be read.
+    """
+    host = host_of(model)
+    classes = host.outputs().pixel_classes
+    if classes is None:
+        raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not")
+    if images < 1:
+        raise PmvitError(f"images: expected 1 or more, got {images}")
+    titles = ("original", "model")
+    if compression_of(model) is not None:
+        reference = reference_for(model, original)
+        original, titles = reference.model, (COLUMNS[reference.name], "compressed")
+    models = [model] if original is None else [original, model]
+    _check_alike(models)
+    window = host.input_size()[1:]
+    strides = check_stride(window, stride)
+    words = class_names(model, names)
+    config = host.data_config()
+    preparation, mode = Preparation.of(config), color_mode(config)
+    device = next(model.parameters()).device
+    made: list[SegmentedImage] = []
+    broken = Broken()
+    chosen = _choose(data, classes, images, split, first_label)
+    with evaluation_mode(model), evaluation_mode(original or model), torch.inference_mode():
+        for sample in track(chosen, "segment", len(chosen), show=progress):
+            try:
+                picture, opened = sample.open("RGB"), sample.open(mode)
+            except BROKEN_IMAGE as error:
+                broken.files[sample.name] = f"{type(error).__name__}: {error}"
+                continue
+            size = picture.height, picture.width
+            pixels = preparation.whole(opened)[None].to(device)
+            found = []
+            for each in models:
+                scores = sliding_logits(each, pixels, window, strides, batch_size=batch_size)
+                found.append(classes_at(scores, size)[0].cpu())
+            compressed = found[1] if len(found) > 1 else None
+            mask = sample.label.read(size) if isinstance(sample.label, Mask) else None
+            made.append(SegmentedImage(sample.name, picture, classes, mask, found[0], compressed))
+    if not made:
+        name, reason = next(iter(broken.files.items()))
+        raise PmvitError(f"expected an image that can be read, got none: {name} ({reason})")
+    return Segmentation(tuple(made), words, titles, broken)
+
+
+def _check_alike(models: Sequence[nn.Module]) -> None:
+    """Raise `PmvitError` if the models have other classes, or are made for images of another size."""
+    traits = [(host_of(each).outputs().pixel_classes, host_of(each).input_size()) for each in models]
+    if len(set(traits)) > 1:
+        wanted, got = (f"{classes} classes at {size[1]} x {size[2]} pixels" for classes, size in reversed(traits))
+        raise PmvitError(f"expected an original with {wanted}, as the model has them; got one with {got}")
+
+
+def _choose(data: str | Path, classes: int, count: int, split: Split, first_label: int | None) -> list[Sample]:
+    if has_masks(data):
+        return choose_samples(open_pairs(data, classes, split, first_label), count)
+    if first_label is not None:
+        raise PmvitError(f"first_label is for images with masks; got it for {data}")
+    return choose_samples(open_source(data), count)

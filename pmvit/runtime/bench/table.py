@@ -1,0 +1,111 @@
+"""What a benchmark found: as a table, as JSON and as bars."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pmvit.evaluation.estimates import Estimate
+from pmvit.evaluation.tables import NOT_MEASURED, Results, format_number
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#999999", "#cc79a7", "#56b4e9", "#d55e00")
+
+
+@dataclass(frozen=True)
+class BenchmarkRow:
+    """One variant in one runtime at one batch size.
+
+    Attributes:
+        gflops: Billions of multiply-accumulates of what runs, for one image.
+        throughput: Images a second, at the median.
+        p50: Seconds a batch, median.
+        p95: Seconds a batch, 95th percentile.
+        speedup: How many times faster than the original, in the same rounds.
+        of_bound: How many times faster than the equal-token bound, in the same rounds.
+        efficiency: Speed-up over FLOPs ratio: how much of what is not computed is time that is not spent.
+        memory: Peak memory in megabytes, over what the process had before; `None` if it was not measured.
+        failure: Why it did not run.
+    """
+
+    variant: str
+    runtime: str
+    batch: int
+    gflops: float | None
+    throughput: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    speedup: Estimate | None = None
+    of_bound: Estimate | None = None
+    efficiency: float | None = None
+    memory: float | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark(Results):
+    """Rows, and where they were measured."""
+
+    rows: list[BenchmarkRow]
+    name: ClassVar = "benchmark"
+    note: ClassVar = (
+        "Ratios are medians over rounds in which all variants of a runtime take turns, with 95 % bootstrap intervals."
+    )
+
+    def columns(self) -> list[str]:
+        times = ["images/s", "p50 ms", "p95 ms", "speed-up", "of bound"]
+        return ["runtime", "batch", "variant", "GFLOPs", *times, "efficiency", "MB"]
+
+    def cells(self) -> list[list[str]]:
+        """The rows as text; a variant that did not run says why in place of its speed-up."""
+        return [
+            [
+                row.runtime,
+                str(row.batch),
+                row.variant,
+                format_number(row.gflops, ".2f"),
+                format_number(row.throughput, ".1f"),
+                *(format_number(None if seconds is None else 1e3 * seconds, ".1f") for seconds in (row.p50, row.p95)),
+                str(row.speedup) if row.failure is None else f"does not run: {row.failure}",
+                str(row.of_bound or NOT_MEASURED),
+                format_number(row.efficiency, ".2f"),
+                format_number(row.memory, ".0f"),
+            ]
+            for row in self.rows
+        ]
+
+    def draw(self, path: Path) -> None:
+        """Speed-ups as bars with their intervals, one panel a runtime."""
+        from matplotlib.figure import Figure
+
+        runtimes = list(dict.fromkeys(row.runtime for row in self.rows))
+        names = [name for name in dict.fromkeys(row.variant for row in self.rows) if name != "original"]
+        batches = sorted({row.batch for row in self.rows})
+        figure = Figure(figsize=(2 + 3.4 * len(runtimes), 4.2), layout="constrained")
+        axes = figure.subplots(1, len(runtimes), sharey=True, squeeze=False)[0]
+        width = 0.8 / max(1, len(names))
+        for axis, runtime in zip(axes, runtimes, strict=True):
+            for index, name in enumerate(names):
+                found = [
+                    (batches.index(row.batch) + (index - (len(names) - 1) / 2) * width, row.speedup)
+                    for row in self.rows
+                    if (row.runtime, row.variant) == (runtime, name) and row.speedup is not None
+                ]
+                heights = [ratio.value for _, ratio in found]
+                ends = [
+                    [ratio.value - ratio.low for _, ratio in found],
+                    [ratio.high - ratio.value for _, ratio in found],
+                ]
+                style = {"yerr": ends, "capsize": 2, "label": name, "color": COLOURS[index % len(COLOURS)]}
+                axis.bar([at for at, _ in found], heights, width * 0.92, **style)
+            axis.axhline(1.0, color="black", linewidth=0.8)
+            axis.set(title=runtime, xticks=range(len(batches)), xticklabels=[f"batch {batch}" for batch in batches])
+            axis.spines[["top", "right"]].set_visible(False)
+        axes[0].set_ylabel("times as fast as the original")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(names), frameon=False)
+        figure.savefig(path, format="png", dpi=110)
+
+
+def rows_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a benchmark that was written as JSON; version 0.1 called a variant a contender."""
+    return [{"variant": row.get("contender"), **row} for row in document.get("rows", ())]
