@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -69,6 +69,8 @@ def save(
         "compression": record,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
+    if names := (getattr(model, "pretrained_cfg", None) or {}).get("label_names"):
+        config["label_names"] = list(names)
     config["sha256"] = _checksums(config, documents, tensors)
     documents[CONFIG_FILE] = json.dumps(config, indent=1) + "\n"
     if path.suffix == ".safetensors":
@@ -183,6 +185,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     if config["version"] == 1:
         config = _upgraded(config, documents, path)
     model = host_class(config["host"]).build(config["model"]).to(getattr(torch, config["dtype"]))
+    if "label_names" in config:
+        cast("Any", model).pretrained_cfg["label_names"] = config["label_names"]
     if config["compression"] is not None:
         record = check_fields(config["compression"], ("kind", "learn", "original"), f"{path}: compression")
         kind = record["kind"]
@@ -246,7 +250,7 @@ def _parse_config(text: str, where: str) -> dict[str, Any]:
     config = parse_document(text, FORMAT, VERSION, where)
     fields = ["format", "version", "pmvit", "model", "dtype", "sha256"]
     fields += ["family", "learn"] if config["version"] == 1 else ["host", "compression"]
-    check_fields(config, fields, where, optional=("method",) if config["version"] == 1 else ())
+    check_fields(config, fields, where, optional=("method",) if config["version"] == 1 else ("label_names",))
     names = (f"{kind}.json" for kind in RECIPES)
     check_fields(config["sha256"], (MODEL_FILE, CONFIG_FILE), f"{where}: sha256", optional=names)
     return config

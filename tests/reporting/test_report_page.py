@@ -4,18 +4,23 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import pmvit
 from pmvit.cli import app
 from pmvit.commands import read_commands, remember_command
-from pmvit.data.demo import demo_model
+from pmvit.data.demo import CLASSES, demo_model
 from pmvit.errors import PmvitError
+from pmvit.reporting.class_names import class_names
 from pmvit.reporting.page import measurements
+from pmvit.reporting.page.sections import speed_table
 from pmvit.reporting.pictures.charts import Series, line_chart
-from tests.helpers import small_plan, tome
+from tests.helpers import small_plan, small_vit, tome
 from tests.pages import save_demo
 from tests.swins import small_swin
 
@@ -109,6 +114,43 @@ def test_other_methods_have_no_blocks_to_show_and_files_are_checked(tmp_path: Pa
         pmvit.report(tmp_path / "plain", output)
 
 
+def test_what_a_model_is_compared_with_is_said(tmp_path: Path) -> None:
+    model = demo_model()
+    small: Any = pmvit.compress(model, small_plan(model))
+    with torch.no_grad():
+        small.head.bias.add_(1)
+    pmvit.save(small, tmp_path / "tuned")
+    said = {
+        None: "the same weights uncompressed</dd><dt></dt><dd>The original is not at hand: --original names it.",
+        model: "the original</dd></dl>",
+        pmvit.decompress(small): "another model</dd></dl>",
+    }
+    for original, words in said.items():
+        page = pmvit.report(tmp_path / "tuned", tmp_path / "report.html", original=original, progress=False)
+        assert f"<dt>Compared with</dt><dd>{words}" in section(page.read_text(encoding="utf-8"), "summary")
+
+
+def test_class_names_are_recorded_and_not_guessed(tmp_path: Path) -> None:
+    """Models of the demo's shape, or with ImageNet's number of classes, are not taken for them."""
+    demo = demo_model()
+    pmvit.save(pmvit.compress(demo, small_plan(demo)), tmp_path / "demo")
+    assert class_names(pmvit.load(tmp_path / "demo")) == CLASSES
+    digits: Any = demo_model()
+    del digits.pretrained_cfg["label_names"]
+    pmvit.save(digits, tmp_path / "digits.safetensors")
+    numbers = tuple(f"class {number}" for number in range(10))
+    assert class_names(pmvit.load(tmp_path / "digits.safetensors")) == numbers
+    for number in range(10):
+        (tmp_path / "images" / f"digit-{number}").mkdir(parents=True)
+        Image.new("L", (28, 28)).save(tmp_path / "images" / f"digit-{number}" / "a.png")
+    assert class_names(digits, data=tmp_path / "images")[3] == "digit-3"
+    assert class_names(digits, data="demo") == CLASSES
+    imagenet: Any = small_vit(num_classes=1000)
+    assert class_names(imagenet)[:2] == ("tench, Tinca tinca", "goldfish, Carassius auratus")
+    imagenet.pretrained_cfg["tag"] = "my_own"
+    assert class_names(imagenet)[0] == "class 0"
+
+
 def test_commands_are_remembered_with_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["pmvit", "compress", "vit", "--data", "my images"])
     remember_command(tmp_path / "out")
@@ -160,3 +202,13 @@ def test_a_chart_obeys_the_page() -> None:
     assert chart.legend == [("a<b", "c3")]
     alone = line_chart("one", [Series("a", [(3.0, 3.0)], ["it"], None)], "x", "y")
     assert str(alone.svg).count("<title>") == 1
+
+
+def test_speeds_of_older_benchmarks_are_read() -> None:
+    """Version 0.1 called the variants contenders."""
+    measured = {"runtime": "eager", "batch": 1, "throughput": 10.0, "p50": 0.1}
+    rows = [
+        {**measured, "contender": name, "speedup": [ratio] * 3} for name, ratio in (("original", 1.0), ("bound", 2.0))
+    ]
+    table = speed_table({"rows": rows, "environment": {}})
+    assert [row[0].text for row in table.rows] == ["original", "equal-token bound"]

@@ -43,8 +43,8 @@ def segment(
     Args:
         model: One that labels pixels, compressed or not.
         data: Images with masks, as `open_pairs` knows them; images alone, as `open_source` does; or an image file.
-        original: What the model is compared with; for a compressed one, if not given, what it was made of or, if
-            that is not at hand, its own weights uncompressed.
+        original: What the model is compared with; if not given, what a compressed one was made of or, if that is not at
+            hand, its own weights uncompressed.
         images: How many, taken evenly from all there are; the first ones of a stream.
         names: A text file with the names of the classes, one a line; those that the model says if not given.
         stride: Pixels from one window to the next; the window itself if not given.
