@@ -123,16 +123,19 @@ def _checked(tokens: Tensor, num_patches: int, num_prefix: int) -> Tensor:
     return tokens
 
 
+def is_recorded(tokens: Tensor) -> bool:
+    """Whether a graph is made of what happens to the tokens, by a compiler, torch.jit or torch.fx."""
+    return type(tokens) is not Tensor or torch._C._is_tracing() or torch.compiler.is_compiling()
+
+
 class LastMade(Generic[Made]):
-    """The last of what was made for a batch size and the like, in inference: many calls in a row ask for the same."""
+    """The last of what was made for a batch size and the like: in inference, many calls in a row ask for the same."""
 
     def __init__(self) -> None:
         self._last: tuple[object, Made] | None = None
 
     def get(self, made_for: object, make: Callable[[], Made]) -> Made:
-        """What was made last, if it was for the same; a graph that is recorded has to show how it is made."""
-        if torch.jit.is_tracing() or torch.compiler.is_compiling():
-            return make()
+        """What was made last, if it was for the same, and otherwise made now."""
         last = self._last  # another thread may replace it
         if last is None or last[0] != made_for:
             with torch.inference_mode(False), torch.no_grad():
@@ -184,8 +187,7 @@ class TokenMatrices(nn.Module):
         self.num_patches = groups.numel()
         self.reconstruct = reconstruct
         self.learn = learn
-        self._last_merge = LastMade[tuple[SparseRows, Tensor]]()
-        self._last_reconstruct = LastMade[tuple[SparseRows, Tensor]]()
+        self._repeated = {name: LastMade[tuple[SparseRows, Tensor]]() for name in ("merge", "reconstruct")}
 
         all_groups = torch.cat([torch.arange(num_prefix), torch.where(groups == PRUNED, PRUNED, groups + num_prefix)])
         rows = merge_rows(all_groups, num_prefix + self.num_groups)
@@ -231,52 +233,46 @@ class TokenMatrices(nn.Module):
 
     def merge_matrix(self) -> Tensor:
         """M over the patch tokens, dense (m x N)."""
-        return self._dense(self.merge_columns, self.merge_offsets, self.merge_weights, self.num_patches)
+        return self._dense("merge", self.merge_weights, self.num_patches)
 
     def reconstruct_matrix(self) -> Tensor:
         """R over the patch tokens, dense (N x m)."""
-        return self._dense(
-            self.reconstruct_columns, self.reconstruct_offsets, self.reconstruct_weights, self.num_groups
-        )
-
-    def _dense(self, columns: Tensor, offsets: Tensor, weights: Tensor, width: int) -> Tensor:
-        if self.learn == "dense":
-            return weights
-        patches = SparseRows(columns[self.num_prefix :] - self.num_prefix, offsets[self.num_prefix :] - self.num_prefix)
-        return dense_matrix(patches, weights, width)
+        return self._dense("reconstruct", self.reconstruct_weights, self.num_groups)
 
     def merge_tokens(self, tokens: Tensor) -> Tensor:
         """`M Z`: (batch, tokens, width) to (batch, groups, width)."""
-        tokens = _checked(tokens, self.num_patches, self.num_prefix)
-        rows = SparseRows(self.merge_columns, self.merge_offsets)
-        return self._product(tokens, rows, self.merge_weights, self.merge_shared, self._last_merge)
+        return self._product("merge", self.merge_weights, _checked(tokens, self.num_patches, self.num_prefix))
 
     def reconstruct_tokens(self, groups: Tensor) -> Tensor:
         """`R Y`: (batch, groups, width) to (batch, tokens, width), zero at pruned tokens."""
-        rows = SparseRows(self.reconstruct_columns, self.reconstruct_offsets)
-        return self._product(groups, rows, self.reconstruct_weights, self.reconstruct_shared, self._last_reconstruct)
+        return self._product("reconstruct", self.reconstruct_weights, groups)
 
-    def _product(
-        self,
-        tokens: Tensor,
-        rows: SparseRows,
-        weights: Tensor,
-        is_shared: Tensor,
-        last: LastMade[tuple[SparseRows, Tensor]],
-    ) -> Tensor:
+    def _rows(self, name: str) -> SparseRows:
+        return SparseRows(self.get_buffer(f"{name}_columns"), self.get_buffer(f"{name}_offsets"))
+
+    def _dense(self, name: str, weights: Tensor, width: int) -> Tensor:
+        if self.learn == "dense":
+            return weights
+        columns, offsets = (index[self.num_prefix :] - self.num_prefix for index in self._rows(name))
+        return dense_matrix(SparseRows(columns, offsets), weights, width)
+
+    def _product(self, name: str, weights: Tensor, tokens: Tensor) -> Tensor:
         """What `merge` computes; in inference, rows and weights repeated for the last batch size are kept."""
         if self.learn == "dense":
             prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
             return torch.cat([prefix, merge(patches, weights)], dim=1)
-        is_recorded = torch.jit.is_tracing() or not isinstance(tokens, Tensor)  # a torch.fx.Proxy
-        if is_recorded or torch.is_grad_enabled() or weights.is_inference():
-            return _learned_product(tokens, rows, self.prefix_weights, weights, is_shared)
+        if torch.is_grad_enabled() or is_recorded(tokens) or weights.is_inference():
+            is_shared = self.get_buffer(f"{name}_shared")
+            return _learned_product(tokens, self._rows(name), self.prefix_weights, weights, is_shared)
         batch, count, width = tokens.shape
-        repeated, all_weights = last.get(
+        rows, all_weights = self._repeated[name].get(
             (batch, tokens.device, weights.dtype, weights.data_ptr(), weights._version),
-            lambda: (repeat_rows(rows, batch, count), torch.cat([self.prefix_weights, weights]).repeat(batch)),
+            lambda: (
+                repeat_rows(self._rows(name), batch, count),
+                torch.cat([self.prefix_weights, weights]).repeat(batch),
+            ),
         )
-        return segment_sum(tokens.reshape(-1, width), repeated, all_weights).view(batch, -1, width)
+        return segment_sum(tokens.reshape(-1, width), rows, all_weights).view(batch, -1, width)
 
 
 class PruneMerge(TokenMatrices, WrappedBlock):

@@ -197,13 +197,15 @@ def cleaned(matrix: Tensor) -> Tensor:
     matrix = matrix.coalesce()
     values, whole = matrix.values(), matrix.values().round()
     values = torch.where((values - whole).abs() < EXACT, whole, values)
-    return _sparse(*matrix.indices()[:, values != 0], values[values != 0], matrix.shape)
+    rows, columns = matrix.indices()[:, values != 0]
+    return _sparse(rows, columns, values[values != 0], matrix.shape)
 
 
 def _times(first: Tensor, second: Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # inside, PyTorch takes a format that it calls beta
-        return torch.sparse.mm(first, second)
+        product: Tensor = torch.sparse.mm(first, second)
+    return product
 
 
 def _has_entry(matrix: Tensor, dim: int) -> Tensor:
@@ -213,12 +215,12 @@ def _has_entry(matrix: Tensor, dim: int) -> Tensor:
 
 def _block_diagonal(first: Tensor, second: Tensor) -> Tensor:
     first, second = first.coalesce(), second.coalesce()
-    indices = torch.cat([first.indices(), second.indices() + torch.tensor(first.shape)[:, None]], dim=1)
+    rows, columns = torch.cat([first.indices(), second.indices() + torch.tensor(first.shape)[:, None]], dim=1)
     shape = (first.shape[0] + second.shape[0], first.shape[1] + second.shape[1])
-    return _sparse(*indices, torch.cat([first.values(), second.values()]), shape)
+    return _sparse(rows, columns, torch.cat([first.values(), second.values()]), shape)
 
 
-def _sparse(rows: Tensor, columns: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+def _sparse(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.sparse_coo_tensor(
         torch.stack([rows, columns]), values.double(), shape, check_invariants=False
     ).coalesce()

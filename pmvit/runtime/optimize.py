@@ -225,14 +225,14 @@ def _runnable(
     form: Callable[[Tensor], type[Transition]],
 ) -> nn.Module:
     """What runs a block, or a half of it, on the tokens of the chain; they may be written to if they are its own."""
+    inplace = target == "eager" and is_own
     if part.plain is not None:
         has_bias = half != "mlp" and part.wrapper is not None and part.wrapper.log_sizes is not None
         bias = part.wrapper.log_sizes[chained.order] if has_bias else None
-        inplace = target == "eager" and is_own
         return inference_block(part.plain, chained.num_tokens, chained.num_outputs, bias, target, inplace, half)
     inside = part.block.block if isinstance(part.block, PruneMerge) else part.block
     if isinstance(inside, WindowBlock):
-        inside.freeze(target, inplace=is_own and part.wrapper is not None)
+        inside.freeze(explicit=target == "onnx", inplace=inplace and part.wrapper is not None)
         part.block._forward_hooks.clear()  # the stage answers like the host's block in its place
         return part.block
     if part.mlp_matrices is not None and target != "eager":

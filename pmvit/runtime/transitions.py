@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pmvit.prune_merge import LastMade, SparseRows, segment_sum
+from pmvit.prune_merge import LastMade, SparseRows, is_recorded, segment_sum
 
 Form = Literal["segment", "gather", "matmul"]
 MULTIPLY = 1 / 32  # what a multiply-add of a product costs, in moves of a number through memory
@@ -167,8 +167,11 @@ class Segment(Transition):
 
     def forward(self, buffer: TokenBuffer) -> TokenBuffer:
         batch, _, width = buffer.tokens.shape
-        made_for = (batch, buffer.tokens.dtype, buffer.tokens.device)
-        rows, weights = self._repeated.get(made_for, lambda: self._repeat(batch, buffer.tokens.dtype))
+        if is_recorded(buffer.tokens):
+            rows, weights = self._repeat(batch, buffer.tokens.dtype)
+        else:
+            made_for = (batch, buffer.tokens.dtype, buffer.tokens.device)
+            rows, weights = self._repeated.get(made_for, lambda: self._repeat(batch, buffer.tokens.dtype))
         result = segment_sum(buffer.all_rows(), rows, weights)
         tokens = result[: batch * self.num_tokens].view(batch, self.num_tokens, width)
         if not self.num_carried:

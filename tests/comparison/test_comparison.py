@@ -12,6 +12,7 @@ import pmvit
 from pmvit.comparison import Comparison, ComparisonRow
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.evaluation.classification import Evaluation
+from pmvit.evaluation.reference import Reference
 from pmvit.methods import METHODS, make_method
 from tests.helpers import method_at, small_vit
 from tests.segmenters import small_segmenter
@@ -60,7 +61,8 @@ def test_methods_cost_the_same_and_are_told_apart(found: Comparison) -> None:
     assert divergences["tome"] < divergences["mine"]
     assert rows["mine"].options["name"] == "random"
     again = pmvit.compress(half_a_model(), make_method("tome", **rows["tome"].options))
-    alone = pmvit.evaluate(again, demo_loader("test", count=128), reference=half_a_model(), progress=False)
+    reference = Reference(half_a_model(), "original")
+    alone = pmvit.evaluate(again, demo_loader("test", count=128), reference=reference, progress=False)
     assert alone == rows["tome"].evaluation
 
 

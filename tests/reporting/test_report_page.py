@@ -18,6 +18,7 @@ from pmvit.data.demo import CLASSES, demo_model
 from pmvit.errors import PmvitError
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.page import measurements
+from pmvit.reporting.page.sections import speed_table
 from pmvit.reporting.pictures.charts import Series, line_chart
 from tests.helpers import small_plan, small_vit, tome
 from tests.pages import save_demo
@@ -201,3 +202,13 @@ def test_a_chart_obeys_the_page() -> None:
     assert chart.legend == [("a<b", "c3")]
     alone = line_chart("one", [Series("a", [(3.0, 3.0)], ["it"], None)], "x", "y")
     assert str(alone.svg).count("<title>") == 1
+
+
+def test_speeds_of_older_benchmarks_are_read() -> None:
+    """Version 0.1 called the variants contenders."""
+    measured = {"runtime": "eager", "batch": 1, "throughput": 10.0, "p50": 0.1}
+    rows = [
+        {**measured, "contender": name, "speedup": [ratio] * 3} for name, ratio in (("original", 1.0), ("bound", 2.0))
+    ]
+    table = speed_table({"rows": rows, "environment": {}})
+    assert [row[0].text for row in table.rows] == ["original", "equal-token bound"]

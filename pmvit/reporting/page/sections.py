@@ -9,6 +9,7 @@ from pmvit.evaluation.measures import MEASURES, QUALITIES, main_measure
 from pmvit.evaluation.tables import format_number
 from pmvit.reporting.page.cells import NOTHING, Cell, change_cell, ratio_cell, value_cell
 from pmvit.reporting.pictures.charts import Chart, Series, line_chart
+from pmvit.runtime.bench.table import rows_of
 from pmvit.training.metrics import thinned
 
 Json = dict[str, Any]
@@ -96,7 +97,7 @@ def stages_table(stages: Json) -> Table:
 def speed_table(benchmark: Json) -> Table:
     """Speed of all variants in all runtimes and batch sizes."""
     rows = []
-    for row in benchmark["rows"]:
+    for row in rows_of(benchmark):
         cells = [Cell(VARIANTS.get(row["variant"], row["variant"]), f"{row['runtime']}, batch {row['batch']}")]
         if row.get("speedup") is None:
             rows.append([*cells, Cell("does not run", str(row.get("failure") or "")), NOTHING, NOTHING])
@@ -129,7 +130,7 @@ def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | Non
 
 def _best_speed(speed: Json | None) -> Any:
     """The compressed model as one would deploy it, at the largest batch of the first runtime."""
-    rows = [row for row in (speed or {}).get("rows", ()) if row.get("speedup") is not None]
+    rows = [row for row in rows_of(speed or {}) if row.get("speedup") is not None]
     for name in ("optimized", "compressed"):
         found = [row for row in rows if row["variant"] == name and row["runtime"] == rows[0]["runtime"]]
         if found:
