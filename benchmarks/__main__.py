@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import pmvit
+from pmvit.config import PAPER
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
 from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
-from pmvit.planning import PAPER
 from pmvit.runtime.bench.memory import process_memory
 from pmvit.runtime.bench.timing import compare, interleave, speedup
 from pmvit.runtime.bench.variants import in_place_plan
@@ -63,15 +63,15 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
     """Scores of 256 real images, or random ones where there are none."""
     loader = real_images(model)
     if loader is None:
-        return pmvit.score(model, [], scorer="random")
-    return pmvit.score(model, loader, iterations=8, progress=False)
+        return pmvit.measure(model, [], method="scored", scorer="random")
+    return pmvit.measure(model, loader, method="scored", iterations=8, progress=False)
 
 
 def prices_of(model: nn.Module) -> pmvit.MergeCosts:
     """Merge costs on 256 real images, or on noise where there are none."""
     loader = real_images(model)
     noise = torch.randn(32, *host_of(model).input_size(), generator=torch.Generator().manual_seed(0))
-    return pmvit.measure_merge_costs(model, [noise] if loader is None else loader, images=256, progress=False)
+    return pmvit.measure(model, [noise] if loader is None else loader, method="measured", limit=256, progress=False)
 
 
 def training_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -81,7 +81,7 @@ def training_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) 
 
 
 def scoring_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
-    pmvit.score(model, [(images, labels)], progress=False)
+    pmvit.measure(model, [(images, labels)], method="scored", progress=False)
 
 
 def scoring_batch() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

@@ -62,7 +62,7 @@ def measure(rows: list[Row]) -> None:
         if any((row["model"], row["keep"], row["place"], row["batch"]) == key for row in rows):
             continue
         model = model_called(name)
-        source = pmvit.score(model, [], scorer="random") if name == "Swin-Tiny" else merge_costs
+        source = pmvit.measure(model, [], method="scored", scorer="random") if name == "Swin-Tiny" else merge_costs
         small = pmvit.compress(model, pmvit.plan(source, keep=keep))
         rounds = 30 if batch == 1 else 10
         result = pmvit.benchmark(

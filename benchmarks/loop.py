@@ -23,12 +23,12 @@ from torch import nn
 
 import pmvit
 from pmvit._system import keep_freed_memory
+from pmvit.config import FinetuneConfig
 from pmvit.data.training import TrainingBatch, TrainingData
 from pmvit.data.transforms import BatchTransform
 from pmvit.evaluation.bootstrap import bootstrap, mean
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
-from pmvit.training import FinetuneConfig
 from pmvit.training.loss import finetune_loss
 from pmvit.training.matrices import parameter_groups
 from pmvit.training.record import RunRecord
@@ -113,7 +113,7 @@ def measure(rounds: int) -> dict[str, Any]:
     weights = DATA / "weights" / "vit_tiny_patch16_224.safetensors"
     name = "vit_tiny_patch16_224"
     model = create_model(name, weights, num_classes=37) if weights.exists() else timm.create_model(name, num_classes=37)
-    small = pmvit.compress(model, pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.6))
+    small = pmvit.compress(model, pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.6))
     with tempfile.TemporaryDirectory() as folder:
         data = training_data(small, images(Path(folder)), CONFIG, (0, 1), None)
         held_up = HeldUp(data, BareSteps(small, model), (rounds + 2) * STEPS)

@@ -40,7 +40,7 @@ def seconds(work: Callable[[], None]) -> float:
 def main() -> None:
     """Print seconds and ratios."""
     model = timm.create_model("deit_small_patch16_224").eval()
-    small = pmvit.compress(model, pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.6))
+    small = pmvit.compress(model, pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.6))
     with tempfile.TemporaryDirectory() as folder:
         first = seconds(lambda: pmvit.save(small, Path(folder) / "model"))
         turns = [

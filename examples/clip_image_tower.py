@@ -66,7 +66,7 @@ def main() -> None:
     if len(batches) < 2:
         parser.error("expected two batches of images or more: some to score, others to compare")
     half = len(batches) // 2
-    scores = pmvit.score(model, batches[:half], loss="embedding")
+    scores = pmvit.measure(model, batches[:half], method="scored", loss="embedding")
     small = pmvit.compress(model, pmvit.plan(scores, keep=arguments.keep))
     with torch.inference_mode():
         pairs = [(predict(model, images), predict(small, images)) for images in batches[half:]]

@@ -68,9 +68,11 @@ def kept(path: Path, load: Callable[[Path], T], make: Callable[[], T]) -> T:
 def inputs(name: str, model: nn.Module) -> MethodInputs:
     """Scores, merge costs and images of a model."""
     images = open_loader(model, str(DATA / "imagenet/train"), batch_size=50, shuffle=True)
-    scores = kept(WORK / f"{name}.scores.json", pmvit.Scores.load, lambda: pmvit.score(model, images))
+    scores = kept(
+        WORK / f"{name}.scores.json", pmvit.Scores.load, lambda: pmvit.measure(model, images, method="scored")
+    )
     merge_costs = kept(
-        WORK / f"{name}.prices.json", pmvit.MergeCosts.load, lambda: pmvit.measure_merge_costs(model, images)
+        WORK / f"{name}.prices.json", pmvit.MergeCosts.load, lambda: pmvit.measure(model, images, method="measured")
     )
     return MethodInputs(scores, merge_costs, images)
 

@@ -31,9 +31,9 @@ score: by DeiT-Tiny's, carried over, for plain ViTs, and by random ones for Swin
 @cache
 def _scores(name: str, settings: Settings) -> pmvit.Scores:
     if name.startswith("swin"):
-        return pmvit.score(timm.create_model(name), [], scorer="random")
+        return pmvit.measure(timm.create_model(name), [], method="scored", scorer="random")
     subject = FolderSubject(SCORED, settings.data, settings, "")
-    return pmvit.score(subject.model, subject.scored_images()[:1])
+    return pmvit.measure(subject.model, subject.scored_images()[:1], method="scored")
 
 
 def add_cost(rows: Rows, name: str, keep: float, settings: Settings) -> None:

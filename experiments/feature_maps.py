@@ -59,8 +59,8 @@ def main() -> None:
         weights = DATA / "weights" / f"{name}.safetensors"
         model = create_model(name, weights, features_only=True, out_indices=READ)
         images = list(batches(model, "val", COMPARED))
-        measured = pmvit.score(model, batches(model, "train", SCORED), loss="embedding")
-        drawn = pmvit.score(model, [], scorer="random")
+        measured = pmvit.measure(model, batches(model, "train", SCORED), method="scored", loss="embedding")
+        drawn = pmvit.measure(model, [], method="scored", scorer="random")
         for how, scores, skips in (("Eq. 9", measured, SKIPS), ("random", drawn, SKIPS[:2])):
             for skip in skips:
                 small = pmvit.compress(model, pmvit.plan(scores, flops_share=SHARE, skip=skip))

@@ -16,6 +16,7 @@ from pmvit.evaluation.estimates import Estimate
 from pmvit.evaluation.measures import MEASURES
 from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
+from pmvit.reporting.pictures.tradeoff import draw_tradeoff
 
 PAGE = Path(__file__).with_suffix(".md")
 MEASURED = PAGE.with_name("pets_masks.json")
@@ -75,7 +76,7 @@ def markdown(rows: list[Row], source: str) -> str:
 
 def main(path: Path) -> None:
     rows = read_rows(path)
-    pmvit.draw_tradeoff(rows, PAGE.with_suffix(".png"))
+    draw_tradeoff(rows, PAGE.with_suffix(".png"))
     write_text(PAGE, markdown(rows, path.name))
 
 

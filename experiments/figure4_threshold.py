@@ -9,8 +9,8 @@ from pathlib import Path
 
 from experiments.common import INTERVALS, ORIGINAL, Row, Rows, Settings, comparisons, interval, numbers, page, run
 from experiments.subjects import untuned_subjects
+from pmvit.config import PAPER as PAPERS_PLAN
 from pmvit.files import write_atomically
-from pmvit.planning import PAPER as PAPERS_PLAN
 
 NAME = "figure4_threshold"
 SHARES = {0.8: (0.0, 0.1, 0.2), 0.7: (0.0, 0.1, 0.2, 0.3), 0.6: (0.0, 0.1, 0.2, 0.3, 0.4)}

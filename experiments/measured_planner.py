@@ -22,12 +22,12 @@ import pmvit
 from experiments.common import Row, percent
 from experiments.paired import answers, logits, lost, numbers, with_interval
 from experiments.without_tuning import BATCH_SIZE, DATA, MODELS, loader
+from pmvit.config import PAPER
 from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.loading import create_model
 from pmvit.measuring.flops import ModelCost, model_cost
 from pmvit.methods import Tome
-from pmvit.planning import PAPER
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks
@@ -94,9 +94,9 @@ class Candidates:
         if name not in self.sources:
             images = loader(self.model, "train", shuffle=True)
             if method in FROM_SCORES:
-                self.sources[name] = pmvit.score(self.model, images)
+                self.sources[name] = pmvit.measure(self.model, images, method="scored")
             else:
-                self.sources[name] = pmvit.measure_merge_costs(self.model, images, **MEASURED[method])
+                self.sources[name] = pmvit.measure(self.model, images, method="measured", **MEASURED[method])
         return self.sources[name]
 
 

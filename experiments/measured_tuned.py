@@ -31,9 +31,9 @@ def measure(rows: list[Row], seeds: int) -> None:
     """Measure the rows that are not there yet and write them one by one."""
     model, test = demo_model(), demo_loader("test")
     reference, labels = logits(model, test), torch.cat([labels for _, labels in test])
-    plans = {"scored": pmvit.plan(pmvit.score(model, demo_loader("train")), keep=KEEP, prune=PRUNE)}
+    plans = {"scored": pmvit.plan(pmvit.measure(model, demo_loader("train"), method="scored"), keep=KEEP, prune=PRUNE)}
     cost = pmvit.flops(pmvit.compress(model, plans["scored"])).gflops
-    plans["measured"] = pmvit.plan(pmvit.measure_merge_costs(model, demo_loader("train")), gflops=cost)
+    plans["measured"] = pmvit.plan(pmvit.measure(model, demo_loader("train"), method="measured"), gflops=cost)
     for seed in range(seeds):
         for method in METHODS:
             if any(row["key"] == [method, STAGES[-1], seed] for row in rows):

@@ -72,7 +72,7 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
     if not path.exists():
         config = host_of(model).data_config()
         loader = create_loader(open_source(TRAIN, 37), config, batch_size=32, workers=1, shuffle=True)
-        pmvit.score(model, loader).save(path)
+        pmvit.measure(model, loader, method="scored").save(path)
     return pmvit.Scores.load(path)
 
 

@@ -29,7 +29,14 @@ from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import PairSource, Split, open_pairs
 from pmvit.evaluation.bootstrap import bootstrap, mean, median
 from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.segmentation import class_iou, classes_at, count_classes, mean_iou, pixel_accuracy
+from pmvit.evaluation.segmentation import (
+    class_iou,
+    classes_at,
+    count_classes,
+    evaluate_segmentation,
+    mean_iou,
+    pixel_accuracy,
+)
 from pmvit.evaluation.sliding import sliding_logits
 from pmvit.evaluation.tables import format_number
 from pmvit.files import write_atomically, write_text
@@ -90,7 +97,7 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
     path = RUNS / "scores.json"
     if not path.exists():
         options: dict[str, Any] = {"batch_size": 32, "workers": 1, "shuffle": True, "first_label": FIRST_LABEL}
-        pmvit.score(model, open_loader(model, PETS, **options), iterations=30).save(path)
+        pmvit.measure(model, open_loader(model, PETS, **options), method="scored", iterations=30).save(path)
     return pmvit.Scores.load(path)
 
 
@@ -123,7 +130,7 @@ def compare_blocks(model: nn.Module) -> list[Row]:
         choices |= {f"all, layer decay {decay:g}": {"skip": (), "layer_decay": decay} for decay in DECAYS}
         for name, options in choices.items():
             small = pmvit.compress(model, pmvit.plan(scores_of(model), gflops=gflops, prune=PRUNE, **options))
-            found = pmvit.evaluate_segmentation(small, batches, reference=model, progress=False)
+            found = evaluate_segmentation(small, batches, reference=model, progress=False)
             rows.append({"blocks": name, "keep": keep, "gflops": gflops, "images": len(some), **asdict(found)})
     return rows
 

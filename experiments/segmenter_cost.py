@@ -37,11 +37,13 @@ from experiments.segmenter_conventions import (
     TOKENS,
     all_conventions,
 )
+from pmvit.config import ScoreConfig
+from pmvit.config.planning import Scope
 from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
+from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.measuring.flops import ModelCost, model_cost
-from pmvit.planning.plan import Scope
 from pmvit.runtime.bench.memory import process_memory
 from pmvit.runtime.bench.timing import speedup
 
@@ -53,14 +55,14 @@ MEMORY = ("encoder", "encoder and decoder", "peak")
 Results = dict[str, Any]
 
 
-def segmenter(device: str) -> pmvit.Segmenter:
+def segmenter(device: str) -> Segmenter:
     torch.manual_seed(0)
     with torch.device(device):
         return pmvit.create_segmenter(ENCODER, classes=CLASSES, image_size=SIDE)
 
 
 def random_scores(model: nn.Module, cost: ModelCost) -> pmvit.Scores:
-    """Scores as `pmvit.score(..., scorer="random")` gives them, for a model whose weights are not there."""
+    """Scores as `pmvit.measure(..., scorer="random")` gives them, for a model whose weights are not there."""
     host = host_of(model)
     layout = host.layout
     generator = torch.Generator().manual_seed(0)
@@ -69,7 +71,7 @@ def random_scores(model: nn.Module, cost: ModelCost) -> pmvit.Scores:
         grid=layout.grid,
         num_prefix=layout.num_prefix,
         cost=cost,
-        config=pmvit.ScoreConfig(scorer="random"),
+        config=ScoreConfig(scorer="random"),
         iterations=0,
         images=0,
         model="random",

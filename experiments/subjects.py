@@ -50,7 +50,7 @@ class Subject(ABC):
         """The scores with these options of `score`, measured once."""
         recipe = json.dumps(options, sort_keys=True)
         if recipe not in self._scores:
-            self._scores[recipe] = pmvit.score(self.model, self.scored_images(), **options)
+            self._scores[recipe] = pmvit.measure(self.model, self.scored_images(), method="scored", **options)
         return self._scores[recipe]
 
     def compressed(self, plan: Options, score: Options | None = None) -> nn.Module:

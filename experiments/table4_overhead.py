@@ -5,9 +5,9 @@
 The same as `pmvit benchmark --overhead` on DeiT-Tiny.
 """
 
-import pmvit
 from experiments.common import Row, Rows, Settings, page, run
 from pmvit.evaluation.tables import format_number, markdown_table
+from pmvit.runtime.bench.run import overhead
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
@@ -32,7 +32,7 @@ kept* is a plan that keeps every token where it is, whose blocks are left as the
 
 def measure(rows: Rows, settings: Settings) -> None:
     def time() -> Row:
-        result = pmvit.overhead(timm.create_model(MODEL), batch=BATCH, rounds=ROUNDS, threads=THREADS)
+        result = overhead(timm.create_model(MODEL), batch=BATCH, rounds=ROUNDS, threads=THREADS)
         return {"speedup": {row.variant: row.speedup for row in result.rows}}
 
     rows.add({"model": MODEL, "batch": BATCH, "rounds": ROUNDS, "threads": THREADS}, time)

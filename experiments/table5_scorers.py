@@ -7,7 +7,7 @@ The paper's plan (`pinv`, L2 weights, grouping by row) at keep 0.6 and prune 0.1
 
 from experiments.common import INTERVALS, Row, Rows, Settings, comparisons, page, run
 from experiments.subjects import AT, untuned_subjects
-from pmvit.planning import PAPER as PAPERS_PLAN
+from pmvit.config import PAPER as PAPERS_PLAN
 
 NAME = "table5_scorers"
 OURS = "`grad_attn`"

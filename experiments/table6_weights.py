@@ -5,7 +5,7 @@ python -m experiments.table6_weights
 
 from experiments.common import INTERVALS, Row, Rows, Settings, comparisons, page, run
 from experiments.subjects import AT, tuned_subject, untuned_subjects
-from pmvit.planning import PAPER as PAPERS_PLAN
+from pmvit.config import PAPER as PAPERS_PLAN
 
 NAME = "table6_weights"
 OURS = "`normalize`"

@@ -5,7 +5,7 @@ python -m experiments.table8_iterations
 
 from experiments.common import INTERVALS, Row, Rows, Settings, comparisons, page, run
 from experiments.subjects import AT, BATCH_SIZE, untuned_subjects
-from pmvit.planning import PAPER as PAPERS_PLAN
+from pmvit.config import PAPER as PAPERS_PLAN
 
 NAME = "table8_iterations"
 OURS = "250 images, by image"

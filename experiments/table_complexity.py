@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import pmvit
 from experiments.common import Row, Rows, Settings, page, run
+from pmvit.config.training import Learn
 from pmvit.evaluation.tables import format_number, markdown_table
-from pmvit.prune_merge import Learn
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
@@ -36,7 +36,9 @@ def measure(rows: Rows, settings: Settings) -> None:
 
 def count(model: str, keep: float, learn: Learn) -> Row:
     whole_model: Any = timm.create_model(model)
-    plan = pmvit.plan(pmvit.score(whole_model, [], scorer="random"), keep=keep, prune=0.1, scope="local")
+    plan = pmvit.plan(
+        pmvit.measure(whole_model, [], method="scored", scorer="random"), keep=keep, prune=0.1, scope="local"
+    )
     whole, small = pmvit.flops(whole_model), pmvit.flops(pmvit.compress(whole_model, plan, learn=learn))
     return {
         "parameters": whole.parameters,

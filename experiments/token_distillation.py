@@ -47,7 +47,7 @@ def distance(small: nn.Module, model: nn.Module) -> float:
 def measure(rows: list[Row]) -> None:
     model = demo_model()
     test = demo_loader("test")
-    plan = pmvit.plan(pmvit.score(model, demo_loader("train")), keep=KEEP, prune=PRUNE)
+    plan = pmvit.plan(pmvit.measure(model, demo_loader("train"), method="scored"), keep=KEEP, prune=PRUNE)
 
     def add(name: str, small: nn.Module) -> None:
         result = asdict(pmvit.evaluate(small, test, reference=model))

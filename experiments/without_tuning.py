@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 import pmvit
 from experiments.common import Row, Rows, page, percent
+from pmvit.config import PAPER
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
 from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
-from pmvit.planning import PAPER
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 RESULTS = Path(__file__).with_suffix(".json")
@@ -72,7 +72,9 @@ class Subject:
     def measure(self, score_options: dict[str, Any], plan_options: dict[str, Any]) -> Row:
         recipe = json.dumps(score_options)
         if recipe not in self.scores:
-            self.scores[recipe] = pmvit.score(self.model, loader(self.model, "train", shuffle=True), **score_options)
+            self.scores[recipe] = pmvit.measure(
+                self.model, loader(self.model, "train", shuffle=True), method="scored", **score_options
+            )
         small = pmvit.compress(self.model, pmvit.plan(self.scores[recipe], **plan_options))
         result = pmvit.evaluate(small, self.batches, reference=self.original)
         macs = pmvit.flops(small).macs

@@ -1,140 +1,71 @@
 """Prune and Merge: token compression for Vision Transformers.
 
-    scores = pmvit.score(model, loader)
-    plan = pmvit.plan(scores, keep=0.6, prune=0.1)
-    small = pmvit.compress(model, plan)
+    import pmvit
 
-The names are loaded when they are first used, so that `import pmvit` and `pmvit --help` are instant.
+    measured = pmvit.measure(model, loader)  # any loader of images; labels are not read
+    plan = pmvit.plan(measured, keep=0.6)  # which tokens each block keeps, and what merges into what
+    small = pmvit.compress(model, plan)  # a copy that runs on fewer tokens
+
+or `small = pmvit.compress(model, pmvit.plan(pmvit.measure(model, loader), keep=0.6))`. What follows is as short:
+`calibrate` and `finetune` bring accuracy back, `evaluate`, `benchmark` and `report` show what was gained and lost,
+`export` and `optimize_for_inference` bring the model to where it runs, `save` and `load` keep it.
+
+These names are loaded when they are first used, so that `import pmvit` and `pmvit --help` are instant. Everything else
+is in its room: options in `pmvit.config`, other methods in `pmvit.methods`, models of other libraries in `pmvit.hosts`.
 """
 
-import sys
+import re
 from importlib import import_module
-from types import ModuleType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pmvit import _torchvision
-from pmvit.errors import PmvitError
 
-if TYPE_CHECKING:
-    from pmvit.comparison import Comparison, compare
-    from pmvit.compression import compress, decompress
-    from pmvit.evaluation.classification import Evaluation, evaluate
-    from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation
-    from pmvit.hosts.segmenter.model import Segmenter, create_segmenter
-    from pmvit.measuring import MergeCostConfig, MergeCosts, ScoreConfig, Scores, measure_merge_costs, score
-    from pmvit.measuring.flops import Flops, flops
-    from pmvit.pipeline import RunResults, run
-    from pmvit.planning import LayerPlan, Plan, PlanConfig, plan
-    from pmvit.prune_merge import PruneMerge
-    from pmvit.reporting.page.report import report
-    from pmvit.reporting.pictures.segment import segment
-    from pmvit.reporting.pictures.segmentation import Segmentation
-    from pmvit.reporting.pictures.tradeoff import draw_tradeoff
-    from pmvit.reporting.pictures.visualize import Visualized, visualize
-    from pmvit.reporting.serve.server import serve
-    from pmvit.runtime.bench.run import benchmark, overhead
-    from pmvit.runtime.bench.table import Benchmark
-    from pmvit.runtime.export.run import Exported, export
-    from pmvit.runtime.optimize import InferenceConfig, optimize_for_inference
-    from pmvit.saving import load, save
-    from pmvit.training import FinetuneConfig, Finetuned, calibrate, finetune
+if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so does `__getattr__`
+    from pmvit.comparison import compare as compare
+    from pmvit.compression import compress as compress
+    from pmvit.compression import decompress as decompress
+    from pmvit.config import FinetuneConfig as FinetuneConfig
+    from pmvit.errors import PmvitError as PmvitError
+    from pmvit.evaluation.classification import evaluate as evaluate
+    from pmvit.hosts.segmenter.model import create_segmenter as create_segmenter
+    from pmvit.measuring import MergeCosts as MergeCosts
+    from pmvit.measuring import Scores as Scores
+    from pmvit.measuring import measure as measure
+    from pmvit.measuring.flops import flops as flops
+    from pmvit.pipeline import run as run
+    from pmvit.planning import Plan as Plan
+    from pmvit.planning import plan as plan
+    from pmvit.reporting.page.report import report as report
+    from pmvit.reporting.pictures.segment import segment as segment
+    from pmvit.reporting.pictures.visualize import visualize as visualize
+    from pmvit.reporting.serve.server import serve as serve
+    from pmvit.runtime.bench.run import benchmark as benchmark
+    from pmvit.runtime.export.run import export as export
+    from pmvit.runtime.optimize import optimize_for_inference as optimize_for_inference
+    from pmvit.saving import load as load
+    from pmvit.saving import save as save
+    from pmvit.training import calibrate as calibrate
+    from pmvit.training import finetune as finetune
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Benchmark",
-    "Comparison",
-    "Evaluation",
-    "Exported",
-    "FinetuneConfig",
-    "Finetuned",
-    "Flops",
-    "InferenceConfig",
-    "LayerPlan",
-    "MergeCostConfig",
-    "MergeCosts",
-    "Plan",
-    "PlanConfig",
-    "PmvitError",
-    "PruneMerge",
-    "RunResults",
-    "ScoreConfig",
-    "Scores",
-    "Segmentation",
-    "SegmentationEvaluation",
-    "Segmenter",
-    "Visualized",
-    "benchmark",
-    "calibrate",
-    "compare",
-    "compress",
-    "create_segmenter",
-    "decompress",
-    "draw_tradeoff",
-    "evaluate",
-    "evaluate_segmentation",
-    "export",
-    "finetune",
-    "flops",
-    "load",
-    "measure_merge_costs",
-    "optimize_for_inference",
-    "overhead",
-    "plan",
-    "report",
-    "run",
-    "save",
-    "score",
-    "segment",
-    "serve",
-    "visualize",
-]
-
-_HOMES = {
-    "comparison": ("Comparison", "compare"),
-    "compression": ("compress", "decompress"),
-    "measuring.flops": ("Flops", "flops"),
-    "evaluation.classification": ("Evaluation", "evaluate"),
-    "evaluation.segmentation": ("SegmentationEvaluation", "evaluate_segmentation"),
-    "hosts.segmenter.model": ("Segmenter", "create_segmenter"),
-    "pipeline": ("RunResults", "run"),
-    "planning": ("LayerPlan", "Plan", "PlanConfig", "plan"),
-    "measuring": ("MergeCostConfig", "MergeCosts", "ScoreConfig", "Scores", "measure_merge_costs", "score"),
-    "prune_merge": ("PruneMerge",),
-    "reporting.page.report": ("report",),
-    "reporting.pictures.segment": ("segment",),
-    "reporting.pictures.segmentation": ("Segmentation",),
-    "reporting.pictures.tradeoff": ("draw_tradeoff",),
-    "reporting.pictures.visualize": ("Visualized", "visualize"),
-    "runtime.bench.run": ("benchmark", "overhead"),
-    "runtime.bench.table": ("Benchmark",),
-    "runtime.export.run": ("Exported", "export"),
-    "runtime.optimize": ("InferenceConfig", "optimize_for_inference"),
-    "saving": ("load", "save"),
-    "reporting.serve.server": ("serve",),
-    "training": ("FinetuneConfig", "Finetuned", "calibrate", "finetune"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_SOURCE = Path(__file__).read_text(encoding="utf-8")
+_ROOMS = {name: room for room, name in re.findall(r"^    from (\S+) import (\w+) as \2$", _SOURCE, re.MULTILINE)}
+__all__ = sorted(_ROOMS)
 
 
-class _Package(ModuleType):
-    """Loads public names on first use. Where a function and a module share a name, `pmvit.name` is the function."""
+if not TYPE_CHECKING:  # a type checker would take any name for one that is there
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _HOME_OF:
+    def __getattr__(name: str) -> Any:
+        if name not in _ROOMS:
             raise AttributeError(f"module 'pmvit' has no attribute {name!r}")
-        value = getattr(import_module(f"pmvit.{_HOME_OF[name]}"), name)
-        setattr(self, name, value)
+        value = globals()[name] = getattr(import_module(_ROOMS[name]), name)
         return value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return sorted({*globals(), *__all__})
 
 
-sys.modules[__name__].__class__ = _Package
 _torchvision.install()

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit.prune_merge import Learn, TokenMatrices
+from pmvit.config.training import Learn
+from pmvit.prune_merge import TokenMatrices
 
 
 class MergedNorm(nn.Module):

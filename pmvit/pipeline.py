@@ -1,4 +1,4 @@
-"""`run`: score, plan, compress, fine-tune and evaluate in one go; started again, it goes on where it was."""
+"""`run`: measure, plan, compress, fine-tune and evaluate in one go; started again, it goes on where it was."""
 
 import json
 from collections.abc import Callable
@@ -11,22 +11,65 @@ from torch import nn
 from pmvit._system import this_process, wait_for_all
 from pmvit.card import CardDetails, write_card
 from pmvit.compression import compress
+from pmvit.config import FinetuneConfig, MeasureOptions, MergeCostConfig, PlanConfig, ScoreConfig
+from pmvit.config.training import Learn
+from pmvit.data.loaders import Broken
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
-from pmvit.files import check_fields, read_document, write_text
+from pmvit.files import check_fields, check_writable, config_from, read_document, write_text
 from pmvit.fingerprint import fingerprint
 from pmvit.loading import open_loader, open_validation
-from pmvit.measuring import MergeCosts, ScoreConfig, Scores, measure_merge_costs, score
+from pmvit.measuring import MergeCosts, Scores, measure_by, measure_config, read_measured
 from pmvit.measuring.flops import flops
-from pmvit.planning import Plan, PlanConfig, choose_method, plan
-from pmvit.prune_merge import Learn
+from pmvit.planning import Plan, plan_by
 from pmvit.saving import CONFIG_FILE, check_savable, load, save
-from pmvit.training import FinetuneConfig, finetune
+from pmvit.training import finetune
 
 RUN_FILE, COMPRESSED, RESULTS_FILE = "run.json", "compressed", "results.json"
-SCORES_FILE, MERGE_COSTS_FILE = "scores.json", "prices.json"
-FORMAT, VERSION = "pmvit-run", 1
+OLD_MERGE_COSTS = "prices.json"
+FORMAT, VERSION = "pmvit-run", 2
+
+
+def measured_file(output: Path, config: ScoreConfig | MergeCostConfig) -> Path:
+    """Where what is measured for a model goes: into its folder, or beside its file."""
+    name = "scores" if isinstance(config, ScoreConfig) else "merge_costs"
+    return output.with_suffix(f".{name}.json") if output.suffix == ".safetensors" else output / f"{name}.json"
+
+
+def measure_path(
+    config: ScoreConfig | MergeCostConfig,
+    model: nn.Module,
+    data: str | Path,
+    output: Path,
+    *,
+    batch_size: int = 64,
+    workers: int = 2,
+    first_label: int | None = None,
+    progress: bool = True,
+) -> tuple[Scores | MergeCosts, Broken]:
+    """Measure on the images of a path, and write what comes out to a file; also, which images could not be read.
+
+    Several processes share the images of scores, whose partial sums are kept beside the file until all is done. Merge
+    costs, for which a few hundred images are enough, are measured by the first process alone.
+    """
+    check_writable(output)
+    process, processes = this_process()
+    partial, broken = output.with_name(output.name + ".partial"), Broken()
+    is_scored = isinstance(config, ScoreConfig)
+    if is_scored or process == 0:
+        reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shuffle": True}
+        reading |= {"process": process, "processes": processes} if is_scored else {}
+        needs_labels = isinstance(config, ScoreConfig) and config.needs_labels
+        loader = open_loader(model, data, labels=needs_labels, first_label=first_label, **reading)
+        store = partial if is_scored else None
+        measured = measure_by(config, model, loader, checkpoint=store, progress=progress and process == 0)
+        broken = loader.broken
+        if process == 0:
+            measured.save(output)
+            partial.unlink(missing_ok=True)
+    wait_for_all()
+    return read_measured(output), broken
 
 
 @dataclass(frozen=True)
@@ -43,70 +86,62 @@ def run(
     train: str | Path,
     val: str | Path,
     output: str | Path,
-    score_config: ScoreConfig | None = None,
-    plan_config: PlanConfig | None = None,
+    plan_config: PlanConfig,
     finetune_config: FinetuneConfig | None = None,
+    measure_options: MeasureOptions | None = None,
     learn: Learn = "group",
     arguments: dict[str, Any] | None = None,
-    score_batch_size: int = 64,
+    measure_batch_size: int = 64,
     epoch_images: int | None = None,
     first_label: int | None = None,
-    measure: Callable[[Plan], float] | None = None,
+    meter: Callable[[Plan], float] | None = None,
     progress: bool = True,
 ) -> RunResults:
-    """Make a faster model of a pretrained one, from scores or merge costs to fine-tuned weights, stage by stage.
+    """Make a faster model of a pretrained one, from measuring to fine-tuned weights, stage by stage.
 
     The folder gets what was measured, the model as compressed (`compressed/`), the tuned model itself with all that
     `finetune` writes, and `results.json`. A stage that is done is not done again; one that was interrupted goes on.
 
     Args:
         model: The original.
-        train: Training images, for scores or merge costs and fine-tuning, as `open_source` takes them.
+        train: Training images, for measuring and fine-tuning, as `open_source` takes them.
         val: Images to validate and evaluate on.
         output: The folder.
-        score_config: How to score.
         plan_config: What to keep.
         finetune_config: How to fine-tune.
+        measure_options: How to measure: keywords of `measure`.
         learn: What tuning may change of M and R.
         arguments: What the host library's model was created with, where it cannot be read off the model.
-        score_batch_size: Images a batch, for the scores.
+        measure_batch_size: Images a batch, to measure on.
         epoch_images: How many images make an epoch, if not all; a stream that cannot be counted needs it.
         first_label: The number of the first class in plain masks.
-        measure: The speed-up of a plan, for a budget in speed-up.
+        meter: The speed-up of a plan, for a budget in speed-up, as `plan` takes it.
         progress: Show progress bars.
 
     Raises:
         PmvitError: If the folder holds a run of another model, other images or other options.
     """
     folder = Path(output)
-    configs = (score_config or ScoreConfig(), plan_config or PlanConfig(), finetune_config or FinetuneConfig())
-    scoring, planning, tuning = configs
+    tuning = finetune_config or FinetuneConfig()
+    measuring = measure_config(model, plan_config.measurement, measure_options or {})
     process = this_process()
     is_main = process[0] == 0
     evaluated = (folder / RESULTS_FILE).exists()
     if not evaluated:  # what there is to evaluate on is opened now: an error is better found before the work than after
         validation = open_validation(model, val, tuning.labels, tuning.workers, process, first_label)
         check_savable(model, arguments)
-    _claim(folder, _what_it_is(model, train, val, configs, learn), is_main)
-    is_measured = choose_method(model, planning, scoring) == "measured"
-    source = folder / (MERGE_COSTS_FILE if is_measured else SCORES_FILE)
+    configs = {"measure": asdict(measuring), "plan": asdict(plan_config), "finetune": asdict(tuning), "learn": learn}
+    _claim(folder, {"model": fingerprint(model), "train": str(train), "val": str(val), **configs}, is_main)
+    source = measured_file(folder, measuring)
+    if isinstance(measuring, MergeCostConfig) and not source.exists() and (folder / OLD_MERGE_COSTS).exists():
+        source = folder / OLD_MERGE_COSTS
     is_there = source.exists()
     wait_for_all()
-    if not is_there and is_measured and is_main:  # a few hundred images are no work to share
-        reading: dict[str, Any] = {"batch_size": score_batch_size, "shuffle": True, "workers": tuning.workers}
-        loader = open_loader(model, train, labels=False, first_label=first_label, **reading)
-        measure_merge_costs(model, loader, progress=progress).save(source)
-    elif not is_there and not is_measured:
-        partial = folder / f"{SCORES_FILE}.partial"
-        shared: dict[str, Any] = {"process": process[0], "processes": process[1], "workers": tuning.workers}
-        shared |= {"batch_size": score_batch_size, "shuffle": True, "first_label": first_label}
-        loader = open_loader(model, train, labels=scoring.needs_labels, **shared)
-        scores = score(model, loader, scoring, checkpoint=partial, progress=progress and is_main)
-        if is_main:
-            scores.save(source)
-            partial.unlink(missing_ok=True)
+    if not is_there:
+        reading: dict[str, Any] = {"batch_size": measure_batch_size, "workers": tuning.workers}
+        measure_path(measuring, model, train, source, first_label=first_label, progress=progress, **reading)
     if is_main and not (folder / COMPRESSED / CONFIG_FILE).exists():
-        made = plan(MergeCosts.load(source) if is_measured else Scores.load(source), planning, measure=measure)
+        made = plan_by(plan_config, read_measured(source), meter)
         save(compress(model, made, learn=learn), folder / COMPRESSED, arguments=arguments)
     wait_for_all()
     small = load(folder / COMPRESSED)
@@ -128,14 +163,6 @@ def run(
     return read_results(folder)
 
 
-def _what_it_is(
-    model: nn.Module, train: str | Path, val: str | Path, configs: tuple[Any, Any, Any], learn: str
-) -> dict[str, Any]:
-    scoring, planning, tuning = configs
-    described = {"score": asdict(scoring), "plan": asdict(planning), "finetune": asdict(tuning), "learn": learn}
-    return {"model": fingerprint(model), "train": str(train), "val": str(val), **described}
-
-
 def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
     """Write down which run this folder is for, or see that it is for the same one."""
     path = folder / RUN_FILE
@@ -143,13 +170,23 @@ def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
         if is_main:
             write_text(path, json.dumps({"format": FORMAT, "version": VERSION, **what}, indent=1) + "\n")
         return
-    document = check_fields(read_document(path, FORMAT, VERSION), ("format", "version", *what), str(path))
+    document = _upgraded(read_document(path, FORMAT, VERSION), what, str(path))
+    check_fields(document, ("format", "version", *what), str(path))
     for name, here in json.loads(json.dumps(what)).items():
         there = document[name]
         if here != there and name == "finetune":
             continue  # fine-tuning knows itself what may change between two starts
         if here != there:
             raise PmvitError(f"{folder} holds a run with another {name} ({there}, not {here}): choose another folder")
+
+
+def _upgraded(document: dict[str, Any], what: dict[str, Any], where: str) -> dict[str, Any]:
+    """A record as today's version has it: the first one knew options of scores alone, also where none were measured."""
+    if document["version"] > 1 or "score" not in document:
+        return document
+    scores = config_from(ScoreConfig, document.pop("score"), f"{where}: score")
+    is_scored = scores != ScoreConfig() or what["measure"].keys() == asdict(scores).keys()
+    return {**document, "measure": asdict(scores if is_scored else MergeCostConfig())}
 
 
 def _evaluate(

@@ -19,19 +19,20 @@ most one entry, so both products are sums over short runs of tokens (`segment_su
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.fx
 from torch import Tensor, nn
 
+from pmvit.config.planning import Reconstruct
+from pmvit.config.training import Learn
 from pmvit.wrapping import WrappedBlock
 
 PRUNED = -1  # the group of a token that is in no group
 
+PRUNED = -1  # the group of a token that is in no group
 Made = TypeVar("Made")
-Reconstruct = Literal["pinv", "residual"]
-Learn = Literal["group", "dense"]
 
 
 class SparseRows(NamedTuple):

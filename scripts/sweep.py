@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.config.measuring import Loss
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.merged_mlp import mlp_matrices_of
@@ -101,8 +102,8 @@ def try_model(candidate: Candidate) -> Outcome:
         images = torch.randn(2, *host.input_size())
         with torch.inference_mode():
             logits = predict(model, images)
-        loss = "labels" if gives_logits(model) and logits.dim() == 2 else "embedding"
-        scores = pmvit.score(model, [(images, torch.tensor([0, 1]))], loss=loss, progress=False)
+        loss: Loss = "labels" if gives_logits(model) and logits.dim() == 2 else "embedding"
+        scores = pmvit.measure(model, [(images, torch.tensor([0, 1]))], method="scored", loss=loss, progress=False)
         check(scores.values.shape == (len(names), layout.num_patches), "scores have the wrong shape")
         small = pmvit.compress(model, pmvit.plan(scores, keep=0.7, prune=0.1, attention_bias=False))
         biased = pmvit.compress(model, pmvit.plan(scores, keep=0.7, prune=0.1, attention_bias=True))

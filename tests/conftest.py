@@ -45,7 +45,7 @@ def train_batches(deit_tiny: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor
 
 @pytest.fixture(scope="session")
 def deit_scores(deit_tiny: nn.Module, train_batches: list[tuple[torch.Tensor, torch.Tensor]]) -> pmvit.Scores:
-    return pmvit.score(deit_tiny, train_batches, progress=False)
+    return pmvit.measure(deit_tiny, train_batches, method="scored", progress=False)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +67,9 @@ def real_images(vit_tiny: nn.Module) -> torch.Tensor:
 @pytest.fixture(scope="session")
 def vit_tiny_plan(vit_tiny: nn.Module, real_images: torch.Tensor) -> pmvit.Plan:
     """A plan at keep 0.6 for ViT-Tiny and for the same model in other libraries."""
-    return pmvit.plan(pmvit.score(vit_tiny, [real_images], loss="predicted", progress=False), keep=0.6, prune=0.1)
+    return pmvit.plan(
+        pmvit.measure(vit_tiny, [real_images], method="scored", loss="predicted", progress=False), keep=0.6, prune=0.1
+    )
 
 
 @pytest.fixture

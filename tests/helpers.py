@@ -28,7 +28,7 @@ QUIET: dict[str, Any] = {"progress": False, "workers": 0, "checkpoint_every": 1,
 
 
 def small_plan(model: nn.Module, keep: float = 0.5, **options: Any) -> Plan:
-    scores = pmvit.score(model, [], scorer="random")
+    scores = pmvit.measure(model, [], method="scored", scorer="random")
     return pmvit.plan(scores, keep=keep, prune=0.1, **options)
 
 

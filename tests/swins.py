@@ -50,12 +50,14 @@ def images(model: nn.Module, count: int = 2) -> Tensor:
 
 
 def scored(model: nn.Module, **options: Any) -> pmvit.Scores:
-    return pmvit.score(model, [(images(model), torch.tensor([1, 2]))], progress=False, **options)
+    return pmvit.measure(model, [(images(model), torch.tensor([1, 2]))], method="scored", progress=False, **options)
 
 
 def compressed(host: str = "v1", learn: Any = "group", depths: Any = (2, 2), **options: Any) -> tuple[Any, Any]:
     model = small_swin(host, depths=depths, num_heads=(2, 4)[: len(depths)])
-    made = pmvit.plan(pmvit.score(model, [], scorer="random"), **{"keep": 0.6, "prune": 0.1, **options})
+    made = pmvit.plan(
+        pmvit.measure(model, [], method="scored", scorer="random"), **{"keep": 0.6, "prune": 0.1, **options}
+    )
     return model, pmvit.compress(model, made, learn=learn)
 
 

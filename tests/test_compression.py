@@ -23,7 +23,7 @@ IMAGES = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(5))
 
 @pytest.fixture
 def plan(small_model: nn.Module) -> pmvit.Plan:
-    return pmvit.plan(pmvit.score(small_model, [], scorer="random"), keep=0.5, prune=0.1)
+    return pmvit.plan(pmvit.measure(small_model, [], method="scored", scorer="random"), keep=0.5, prune=0.1)
 
 
 def logits(model: nn.Module) -> torch.Tensor:
@@ -88,7 +88,7 @@ def test_a_plan_that_does_not_fit_is_named(small_model: nn.Module, plan: pmvit.P
 def test_saved_models_come_back_to_the_last_bit(
     small_model: nn.Module, tmp_path: Path, learn: str, reconstruct: str, target: str
 ) -> None:
-    scores = pmvit.score(small_model, [], scorer="random")
+    scores = pmvit.measure(small_model, [], method="scored", scorer="random")
     plan = pmvit.plan(scores, keep=0.5, prune=0.1, reconstruct=reconstruct)
     small = pmvit.compress(small_model, plan, learn=learn)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_weights_follow_the_block_in_type(small_model: nn.Module, plan: pmvit.Pl
 def test_original_models_and_half_precision_are_saved_too(small_model: nn.Module, tmp_path: Path) -> None:
     pmvit.save(small_model, tmp_path / "original")
     assert torch.equal(logits(pmvit.load(tmp_path / "original")), logits(small_model))
-    plan = pmvit.plan(pmvit.score(small_model, [], scorer="random"), keep=0.5)
+    plan = pmvit.plan(pmvit.measure(small_model, [], method="scored", scorer="random"), keep=0.5)
     half = small_model.half()
     half.norm.float()  # as mixed-precision models have it
     small = pmvit.compress(half, plan)

@@ -16,8 +16,10 @@ import pmvit
 from pmvit import methods
 from pmvit.commands import read_commands
 from pmvit.compression import plan_of
+from pmvit.config import PlanConfig
 from pmvit.fingerprint import fingerprint
 from pmvit.hosts import OLD_FAMILIES, host_class
+from pmvit.training import Finetuned
 from tests.fixture_parts import (
     COMMAND,
     FINETUNE,
@@ -143,7 +145,7 @@ def test_scores_load_and_are_written_alike(name: str, tmp_path: Path) -> None:
     assert [scores.of(layer).tolist() for layer in range(len(scores.values))] == written["values"]
     for field in ("num_prefix", "iterations", "images", "model", "data"):
         assert getattr(scores, field) == written[field]
-    assert asdict(scores.config) == written["config"]
+    assert asdict(scores.config) == {**written["config"], "limit": None}
     assert json.loads(json.dumps(asdict(scores.cost))) == written["cost"]
     scores.save(tmp_path / name)
     again = pmvit.Scores.load(tmp_path / name)
@@ -161,7 +163,7 @@ def test_partial_scores_are_gone_on_from(folder: Path) -> None:
     partial = folder / "scores.json.partial"
     assert document("scores.json.partial")["iterations"] == 2
     seen: list[Any] = [None, None, batches()[2]]  # a batch that is done already is not read again
-    scores = pmvit.score(saved("saved_original"), seen, checkpoint=partial, progress=False)
+    scores = pmvit.measure(saved("saved_original"), seen, method="scored", checkpoint=partial, progress=False)
     whole = pmvit.Scores.load(folder / "scores.json")
     assert torch.allclose(scores.values, whole.values, rtol=1e-5)
     assert everything_but_values(scores) == everything_but_values(whole)
@@ -170,10 +172,11 @@ def test_partial_scores_are_gone_on_from(folder: Path) -> None:
 def test_prices_load_and_are_written_alike(tmp_path: Path) -> None:
     prices, written = pmvit.MergeCosts.load(FIXTURES / "prices.json"), document("prices.json")
     assert [list(merge) for merge in prices.merges] == written["merges"]
-    assert asdict(prices.config) == written["config"]
+    config = {**written["config"], "limit": written["config"]["images"]}
+    assert {**asdict(prices.config), "images": prices.config.limit} == config
     assert (prices.images, prices.data, list(prices.grid)) == (12, written["data"], written["grid"])
-    prices.save(tmp_path / "prices.json")
-    assert pmvit.MergeCosts.load(tmp_path / "prices.json") == prices
+    prices.save(tmp_path / "merge_costs.json")
+    assert pmvit.MergeCosts.load(tmp_path / "merge_costs.json") == prices
 
 
 def test_fingerprints_stay_the_same() -> None:
@@ -198,7 +201,7 @@ def check_finished(run: Path) -> None:
         assert found[name] == pytest.approx(numbers, rel=1e-4), name
 
 
-def tune(**options: Any) -> pmvit.Finetuned:
+def tune(**options: Any) -> Finetuned:
     given = {**FINETUNE, "progress": False, "resume": True, "command": COMMAND, **options}
     return pmvit.finetune(
         pmvit.load("saved_model"), train=COMMAND["data"], val=COMMAND["val"], output="finetune", **given
@@ -305,14 +308,16 @@ def run_again() -> None:
         train=config["train"],
         val=config["val"],
         output="run",
-        plan_config=pmvit.PlanConfig(keep=0.6),
+        plan_config=PlanConfig(keep=0.6),
         finetune_config=replace(pmvit.FinetuneConfig(), **tuning),
         progress=False,
     )
 
 
 def score_again() -> None:
-    pmvit.score(pmvit.load("saved_original"), batches(), checkpoint="scores.json.partial", progress=False)
+    pmvit.measure(
+        pmvit.load("saved_original"), batches(), method="scored", checkpoint="scores.json.partial", progress=False
+    )
 
 
 READERS: dict[str, tuple[str, Callable[[], Any]]] = {

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.config.training import Learn
 from pmvit.merged_mlp import MergedNorm, SpreadMlp
 from pmvit.planning import LayerPlan, Plan, predicted_macs
-from pmvit.prune_merge import Learn
 from pmvit.training.matrices import matrix_parameters, set_learnable
 from tests.helpers import small_vit
 from tests.swins import small_swin
@@ -90,7 +90,7 @@ def test_saved_and_loaded(plan: Plan, images: Tensor, tmp_path: Path, name: str)
 
 def test_costs_are_counted_and_predicted(plan: Plan) -> None:
     model = small_vit()
-    merge_costs = pmvit.measure_merge_costs(model, [torch.randn(1, 3, 96, 96)], progress=False)
+    merge_costs = pmvit.measure(model, [torch.randn(1, 3, 96, 96)], method="measured", progress=False)
     counted = pmvit.flops(pmvit.compress(model, plan))
     assert counted.macs == predicted_macs(merge_costs, plan)
     without = replace(plan, layers={index: replace(layer, mlp=None) for index, layer in plan.layers.items()})
@@ -133,7 +133,7 @@ def test_mistakes_get_one_line(plan: Plan) -> None:
     with pytest.raises(pmvit.PmvitError, match="expected no pruned tokens"):
         Plan((6, 6), 3, {0: replace(ALL, mlp=pruned)})
     swin = small_swin()
-    scores = pmvit.score(swin, [], scorer="random")
+    scores = pmvit.measure(swin, [], method="scored", scorer="random")
     first = pmvit.plan(scores, keep=1.0)
     split = replace(first.layers[0], mlp=replace(first.layers[0], mlp=None))
     with pytest.raises(pmvit.PmvitError, match='cannot be told apart: make a plan from merge costs with parts="whole"'):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import pmvit
+from pmvit.config import PlanConfig
 from pmvit.hosts.timm.model import TimmModel
 from pmvit.methods import PsVit
 from pmvit.saving import check_savable
@@ -80,7 +81,7 @@ def test_a_model_that_cannot_be_saved_is_refused_before_the_work(tmp_path: Path)
             work(small, output=tmp_path / "out", **images, **QUIET)
     pictures = str(make_pictures(tmp_path / "pictures", 14))
     with pytest.raises(pmvit.PmvitError, match="gives another output than this model"):
-        pmvit.run(model, train=pictures, val=pictures, output=tmp_path / "out", plan_config=pmvit.PlanConfig(keep=0.5))
+        pmvit.run(model, train=pictures, val=pictures, output=tmp_path / "out", plan_config=PlanConfig(keep=0.5))
     assert not (tmp_path / "out").exists()
 
 

@@ -4,15 +4,24 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
+from typer.models import CommandInfo
 
+from pmvit import __version__
 from pmvit.cli import comparison, compression, deployment, inspection, pages, pictures, training
-from pmvit.cli.common import app, fail
+from pmvit.cli.common import app
+from pmvit.cli.screen import fail
 from pmvit.errors import PmvitError
 
 __all__ = ["app", "comparison", "compression", "deployment", "inspection", "main", "pages", "pictures", "training"]
+
+
+VERBS = (  # in the order of work
+    *("measure", "plan", "compress", "calibrate", "finetune", "run", "evaluate", "segment", "compare"),
+    *("export", "benchmark", "report", "visualize", "serve", "info", "demo"),
+)
 
 
 def main() -> None:
@@ -32,6 +41,12 @@ def main() -> None:
         fail(_said(error))
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pmvit {__version__}")
+        raise typer.Exit
+
+
 def _command_line() -> typer.Typer:
     """All verbs under one name.
 
@@ -40,15 +55,29 @@ def _command_line() -> typer.Typer:
     """
     is_alone = "_PMVIT_COMPLETE" in os.environ or not sys.argv[1:] or sys.argv[1].startswith("-")
     result = typer.Typer(
-        help="Prune and Merge: token compression for Vision Transformers.",
         no_args_is_help=True,
         add_completion=is_alone,
         add_help_option=is_alone,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
-    result.registered_commands = app.registered_commands
+    if is_alone:
+        result.callback()(_pmvit)
+    result.registered_commands = sorted(app.registered_commands, key=_place)
     return result
+
+
+def _pmvit(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_show_version)] = False,
+) -> None:
+    """Prune and Merge: token compression for Vision Transformers."""
+
+
+def _place(command: CommandInfo) -> int:
+    """Where the help lists a verb."""
+    name = command.callback.__name__ if command.callback is not None else ""
+    return VERBS.index(name) if name in VERBS else len(VERBS)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

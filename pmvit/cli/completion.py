@@ -4,37 +4,22 @@ import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
 
 FAMILIES = (
     *("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "beit", "eva"),
     *("swin_transformer", "swin_transformer_v2"),
 )
 TORCHVISION = ("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14")
-METHODS = (
-    *("act", "dynamic-vit", "evit", "evo-vit", "expedite", "ia-red2", "ps-vit"),
-    *("random", "tofu", "tome", "top-k", "tps", "uniform", "zero-tprune"),
-)
-RUNTIMES = ("onnx", "openvino", "torch-export", "aot-inductor", "torchscript", "executorch", "litert")
-BENCHMARKED = ("eager", "compile", "onnxruntime", *RUNTIMES[1:])
+MethodName = Literal[
+    "measured", "scored", "paper",
+    "act", "dynamic-vit", "evit", "evo-vit", "expedite", "ia-red2", "ps-vit",
+    "random", "tofu", "tome", "top-k", "tps", "uniform", "zero-tprune",
+]  # fmt: skip
+Runtime = Literal["onnx", "openvino", "torch-export", "aot-inductor", "torchscript", "executorch", "litert"]
+METHODS = get_args(MethodName)[3:]  # not ours
+BENCHMARKED = ("eager", "compile", "onnxruntime", *get_args(Runtime)[1:])
 VARIANTS = ("original", "original-optimized", "compressed", "optimized", "bound", "direct", "tome")
-VALUES = {
-    "decoder": ("mask", "linear"),
-    "device": ("cpu", "cuda", "mps"),
-    "grouping": ("grid", "row", "segment"),
-    "groups": ("neighbours", "any"),
-    "learn": ("group", "dense"),
-    "loss": ("labels", "predicted", "entropy", "embedding"),
-    "matrices": ("frozen", "learnable", "learnable+frozen"),
-    "method": ("scored", "paper", "measured", *METHODS),
-    "mixed_precision": ("no", "fp16", "bf16"),
-    "preset": ("deit_tiny", "deit_small", "mae_base", "swin_tiny", "segmenter", "quick", "calibrate"),
-    "reconstruct": ("residual", "pinv"),
-    "scheduler": ("cosine", "tanh", "poly", "step", "multistep"),
-    "scope": ("global", "local"),
-    "scorer": ("grad_attn", "attn", "class_attn", "grad_class_attn", "grad", "random"),
-    "to": RUNTIMES,
-    "weight_rule": ("sum", "average", "normalize", "max", "mean", "ones", "gaussian"),
-}
 Completer = Callable[[str], list[str]]
 
 
@@ -68,13 +53,9 @@ def _saved_models(incomplete: str) -> list[str]:
     return [str(path) for path in found if str(path).startswith(incomplete) and not path.name.startswith(".")]
 
 
-def value_of(option: str) -> Completer:
-    """Complete the value of an option that has only some."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [value for value in VALUES[option] if value.startswith(incomplete)]
-
-    return complete
+def value_of(*values: str) -> Completer:
+    """Complete one of these values; others are taken, too."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
 def some_of(*values: str) -> Completer:

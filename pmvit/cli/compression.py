@@ -1,134 +1,86 @@
-"""From a model to a compressed one: `score`, `price`, `plan`, `compress`."""
+"""From a model to a compressed one: `measure`, `plan`, `compress`; and `info`, to look at it."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from pmvit.cli.common import (
-    PLANNERS,
-    app,
-    blocks_of,
-    card_details,
-    console,
-    follow_paper,
-    merge_costs_file,
-    meter,
-    open_model,
-    pairs,
-    plan_options_of,
-    print_info,
-    print_json,
-    processes,
-    read_measurements,
-    run_merge_costs,
-    run_score,
-    scores_file,
-    settle_method,
-    source_of,
-)
-from pmvit.cli.methods import by_method
-from pmvit.cli.options import (
-    DATA_HELP,
-    MASK_OPTIONS,
-    MASKS_HELP,
-    MERGE_COST_OPTIONS,
-    METHOD_OPTIONS,
-    PLAN_OPTIONS,
-    SCORE_OPTIONS,
-    SEGMENTER_OPTIONS,
-    AsJson,
-    BatchSize,
-    Data,
-    DataArguments,
-    Device,
-    Learning,
-    ModelArguments,
-    ModelName,
-    Output,
-    Paper,
-    WeightsFile,
-    Workers,
-    given,
-    with_options,
-)
+from pmvit.cli import common
+from pmvit.cli import options as opt
+from pmvit.cli.completion import METHODS, MethodName
+from pmvit.cli.screen import console, print_json
 from pmvit.commands import remember_command
+from pmvit.config import PlanConfig
+from pmvit.config.measuring import Method
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
-    from pmvit.measuring import MergeCosts, Scores
-    from pmvit.prune_merge import Learn
+    from torch import nn
+
+    from pmvit.measuring.flops import Flops
+    from pmvit.methods import Method as Other
+    from pmvit.planning import Plan
+
+METHOD_HELP = "measured (merge costs; the default), scored (Eq. 9; that of Swin) or paper (its choices)"
+PlanMethod = Annotated[Method | None, typer.Option(help=f"{METHOD_HELP}.")]
+AnyMethod = Annotated[MethodName | None, typer.Option(help=f"{METHOD_HELP}; or another method (docs/methods.md).")]
+SHARED = ("keep", "gflops", "skip")  # options of a plan that another method may have, too
 
 
-@app.command()
-@with_options(SCORE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
-def score(
-    model: ModelName,
-    data: Data,
-    output: Output,
-    weights: WeightsFile = None,
-    model_arg: ModelArguments = None,
-    data_arg: DataArguments = None,
-    paper: Paper = False,
-    batch_size: BatchSize = 64,
-    workers: Workers = 2,
-    device: Device = "cpu",
-    as_json: AsJson = False,
+@dataclass(frozen=True)
+class MethodOptions:
+    """What other methods are told.
+
+    Attributes:
+        r: tome, ...: tokens to merge a block, or one number for each, as in 9,9,8.
+        method_arg: tome, ...: another of its options, as blocks=[3,6,9]; may be repeated.
+    """
+
+    r: str | None = None
+    method_arg: tuple[str, ...] = ()
+
+
+@common.app.command()
+@opt.with_options(common.MEASURE_OPTIONS, opt.ModelOptions, opt.Reading)
+def measure(
+    model: opt.ModelName,
+    data: opt.Data,
+    output: opt.Output,
+    method: PlanMethod = None,
+    device: opt.Device = "cpu",
+    as_json: opt.AsJson = False,
     **options: Any,
 ) -> None:
-    """Measure how much each token of each block matters; write the scores as JSON."""
-    follow_paper(options, paper)
-    here = processes(device)
-    segmenter = given(options, SEGMENTER_OPTIONS)
-    network = open_model(model, weights, model_arg, data_arg, here.device, segmenter)
-    scores = run_score(network, data, output, options, here, batch_size=batch_size, workers=workers)
-    if as_json and here.is_main:
-        print_json({"scores": output, "images": scores.images, "iterations": scores.iterations})
+    """Measure what merging tokens costs, or how much each token matters; write it as JSON for `plan`."""
+    from pmvit.measuring import Scores, measure_config
+
+    device, is_main = common.join_processes(device)
+    network = common.open_model(model, opt.made(opt.ModelOptions, options), device)
+    config = measure_config(network, method, common.measure_options(options))
+    found = common.measured_on(data, config, network, output, opt.made(opt.Reading, options))
+    kind = "scores" if isinstance(found, Scores) else "merge costs"
+    if as_json and is_main:
+        print_json({"measured": output, "kind": kind, "images": found.images})
         return
-    console.print(f"scores of {scores.images} images in {scores.iterations} batches: {output}")
+    console.print(f"{kind} from {found.images} images: {output}")
 
 
-@app.command()
-@with_options(MERGE_COST_OPTIONS, SEGMENTER_OPTIONS)
-def price(
-    model: ModelName,
-    data: Data,
-    output: Output,
-    weights: WeightsFile = None,
-    model_arg: ModelArguments = None,
-    data_arg: DataArguments = None,
-    batch_size: BatchSize = 64,
-    workers: Workers = 2,
-    device: Device = "cpu",
-    as_json: AsJson = False,
-    **options: Any,
-) -> None:
-    """Measure what merging tokens costs in each block, without labels; write the merge costs as JSON."""
-    here = processes(device)
-    network = open_model(model, weights, model_arg, data_arg, here.device, given(options, SEGMENTER_OPTIONS))
-    merge_costs = run_merge_costs(network, data, output, options, here, batch_size=batch_size, workers=workers)
-    if as_json and here.is_main:
-        print_json({"prices": output, "images": merge_costs.images})
-        return
-    console.print(f"merge costs from {merge_costs.images} images: {output}")
-
-
-@app.command()
-@with_options({name: option for name, option in PLAN_OPTIONS.items() if name != "speedup"})
+@common.app.command()
+@opt.with_options({name: option for name, option in common.PLAN_OPTIONS.items() if name != "speedup"})
 def plan(
-    scores: Annotated[Path, typer.Argument(help="What `pmvit score` or `pmvit price` wrote.")],
-    output: Output,
-    paper: Paper = False,
-    as_json: AsJson = False,
+    measured: Annotated[Path, typer.Argument(help="What `pmvit measure` wrote.")],
+    output: opt.Output,
+    method: PlanMethod = None,
+    as_json: opt.AsJson = False,
     **options: Any,
 ) -> None:
     """Decide which tokens of each block are kept, merged and pruned; write the plan and draw it."""
     import pmvit
+    from pmvit.measuring import read_measured
     from pmvit.planning.drawing import table
 
-    paper = settle_method(options, paper)
-    made = pmvit.plan(read_measurements(scores), **plan_options_of({**options, "speedup": None}, paper))
+    made = pmvit.plan(read_measured(measured), method=method, **opt.given(options, PlanConfig))
     made.save(output)
     if as_json:
         print_json({"plan": output, "blocks": blocks_of(made)})
@@ -138,108 +90,176 @@ def plan(
     console.print(f"plan: {output}")
 
 
-@app.command()
-@with_options(PLAN_OPTIONS, METHOD_OPTIONS, SCORE_OPTIONS, MERGE_COST_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
+@common.app.command()
+@opt.with_options(common.PLAN_OPTIONS, MethodOptions, common.MEASURE_OPTIONS, opt.ModelOptions, opt.Reading)
 def compress(
-    model: ModelName,
-    output: Output,
-    data: Annotated[str | None, typer.Option("--data", help=f"Images to score on. {DATA_HELP} {MASKS_HELP}")] = None,
-    scores: Annotated[Path | None, typer.Option("--scores", help="Scores or merge costs, instead of --data.")] = None,
-    plan: Annotated[Path | None, typer.Option("--plan", help="A plan made before, instead of --data.")] = None,
-    weights: WeightsFile = None,
-    model_arg: ModelArguments = None,
-    data_arg: DataArguments = None,
-    paper: Paper = False,
-    learn: Learning = "group",
-    batch_size: BatchSize = 64,
-    workers: Workers = 2,
-    device: Device = "cpu",
-    as_json: AsJson = False,
+    model: opt.ModelName,
+    output: opt.Output,
+    data: opt.MaybeData = None,
+    measured: Annotated[Path | None, typer.Option(help="What `pmvit measure` wrote, instead of --data.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan made before, instead of --data.")] = None,
+    method: AnyMethod = None,
+    learn: opt.Learning = None,
+    device: opt.Device = "cpu",
+    as_json: opt.AsJson = False,
     **options: Any,
 ) -> None:
     """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
     By default, what merges change in the predictions is measured. Where attention stays inside windows, and with
-    options that only scores have (--prune, --loss, --paper, ...), tokens are scored by Eq. 9 (scored). --method tome,
-    evit, tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
+    options that only scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --method tome, evit,
+    tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
     from pmvit.compression import record_source
-    from pmvit.loading import open_loader
-    from pmvit.methods import METHODS
-    from pmvit.planning import choose_method
+    from pmvit.measuring import measure_config, read_measured
+    from pmvit.pipeline import measured_file
+    from pmvit.planning import plan_by
     from pmvit.saving import check_output, check_savable
 
-    sources = [source for source in (data, scores, plan) if source is not None]
-    paper = settle_method(options, paper)
-    if options["method"] not in PLANNERS:
-        kind = METHODS.get(options["method"])
-        if extra := sources[1:] if kind is not None and kind.needs_images and data is not None else sources:
-            raise PmvitError(f"--method {options['method']} needs no images, scores or plan; got {extra[0]}")
-        segmenter = given(options, SEGMENTER_OPTIONS)
-        network = open_model(model, weights, model_arg, data_arg, device, segmenter)
-        images = None if data is None else open_loader(network, data, batch_size=batch_size, workers=workers)
-        card = card_details(network, model, weights)
-        origin = source_of(model, weights, model_arg, segmenter)
-        by_method(network, output, options, origin, pairs("--model-arg", model_arg), card, images, as_json=as_json)
-        return
-    if unused := given(options, METHOD_OPTIONS):
-        raise PmvitError(f"{', '.join(unused)}: for --method tome and the like alone; see docs/methods.md")
-    if len(sources) != 1:
-        raise PmvitError("expected one of --data, --scores and --plan, or --method tome and the like")
-    plan_options = plan_options_of(options, paper)
-    if plan is not None and plan_options:
-        raise PmvitError(f"--plan says what to keep already; got {', '.join(sorted(plan_options))} beside it")
-    _check_measurement(data, options)
-    follow_paper(options, paper)
-    here = processes(device)
-    check_output(output)
-    if plan is None:
-        pmvit.PlanConfig(**plan_options)  # a contradiction is better found before the scoring than after
-    segmenter = given(options, SEGMENTER_OPTIONS)
-    network = open_model(model, weights, model_arg, data_arg, here.device, segmenter)
-    arguments = pairs("--model-arg", model_arg)
-    check_savable(network, arguments)  # better found out now than after the images were measured
-    if plan is not None:
-        made = pmvit.Plan.load(plan)
-    elif scores is not None:
-        measured = read_measurements(scores)
-        made = pmvit.plan(measured, measure=meter(network), **plan_options)
-        measured.save(merge_costs_file(output) if isinstance(measured, pmvit.MergeCosts) else scores_file(output))
+    other = method if method in METHODS else None
+    ours = None if other else cast("Method | None", method)
+    planning = None
+    if other is not None:
+        _check_other({**options, "measured": measured, "plan": plan, "learn": learn}, other, data)
     else:
-        reading = {"batch_size": batch_size, "workers": workers}
-        if given(options, MERGE_COST_OPTIONS):
-            plan_options["method"] = "measured"
-        config, scoring = pmvit.PlanConfig(**plan_options), pmvit.ScoreConfig(**given(options, SCORE_OPTIONS))
-        source: Scores | MergeCosts
-        if choose_method(network, config, scoring) == "measured":
-            if not here.is_main:
-                return
-            source = run_merge_costs(network, cast("str", data), merge_costs_file(output), options, here, **reading)
-        else:
-            source = run_score(network, cast("str", data), scores_file(output), options, here, **reading)
-        if not here.is_main:
-            return
-        made = pmvit.plan(source, measure=meter(network), **plan_options)
-    small = pmvit.compress(network, made, learn=cast("Learn", learn))
-    record_source(small, **source_of(model, weights, model_arg, segmenter))
-    pmvit.save(small, output, arguments=arguments, card=card_details(network, model, weights))
-    remember_command(output, after=Path(model))
-    before, after = pmvit.flops(network), pmvit.flops(small)
-    if as_json:
-        costs = {"original": asdict(before), "compressed": asdict(after)}
-        print_json({"model": output, "blocks": blocks_of(made), **costs})
+        _check_ours({**options, "method": method}, data, measured, plan)
+        if plan is None:
+            planning = PlanConfig.of(method=ours, **opt.given(options, PlanConfig))
+    check_output(output)
+    device, is_main = common.join_processes(device)
+    making, reading = opt.made(opt.ModelOptions, options), opt.made(opt.Reading, options)
+    network = common.open_model(model, making, device)
+    arguments = common.pairs("--model-arg", making.model_arg)
+    check_savable(network, arguments)  # better found out now than after the images were measured
+    if planning is not None and data is not None:
+        config = measure_config(network, ours or planning.measurement, common.measure_options(options))
+        measured = measured_file(output, config)
+        common.measured_on(data, config, network, measured, reading)
+    if not is_main:
         return
-    print_info(made, before, after)
-    console.print(f"compressed model: {output}")
+    what: Plan | Other
+    if other is not None:
+        what = _method(network, other, options, data, reading)
+    elif planning is not None and measured is not None:
+        found = read_measured(measured)
+        found.save(measured_file(output, found.config))
+        what = plan_by(planning, found, common.meter(network))
+    else:
+        what = pmvit.Plan.load(plan or "")
+    small = pmvit.compress(network, what, learn=learn or "group")
+    record_source(small, **common.source_of(model, making))
+    pmvit.save(small, output, arguments=arguments, card=common.card_details(network, model, making.weights))
+    remember_command(output, after=Path(model))
+    _show(what, pmvit.flops(network), pmvit.flops(small), as_json, {"model": output})
+    if not as_json:
+        console.print(f"compressed model: {output}")
 
 
-def _check_measurement(data: str | None, options: dict[str, Any]) -> None:
-    """See that the options for scores and for merge costs are where something is scored or measured."""
-    to_score, to_price = given(options, SCORE_OPTIONS), given(options, MERGE_COST_OPTIONS)
-    if to_price and (options["method"] == "scored" or to_score):
-        raise PmvitError(f"{', '.join(to_price)}: expected with --method measured alone")
-    if to_score and options["method"] == "measured":
-        raise PmvitError(f"{', '.join(to_score)}: expected with --method scored alone")
-    if data is None and (unused := to_score or to_price):
-        raise PmvitError(f"{', '.join(unused)}: nothing is {'scored' if to_score else 'measured'} without --data")
+def _check_ours(options: dict[str, Any], data: str | None, measured: Path | None, plan: Path | None) -> None:
+    """See that there is one thing to plan from, and nothing that would be ignored."""
+    common.refuse(options, opt.options_of(MethodOptions), "for --method tome and the like alone; see docs/methods.md")
+    if len([source for source in (data, measured, plan) if source is not None]) != 1:
+        raise PmvitError("expected one of --data, --measured and --plan, or --method tome and the like")
+    if data is None:
+        unread = [*common.MEASURE_OPTIONS, *opt.options_of(opt.Reading)]
+        common.refuse(options, unread, "nothing is measured without --data")
+    if plan is not None:
+        common.refuse(options, [*common.PLAN_OPTIONS, "method"], "--plan says what to keep already")
+
+
+def _check_other(options: dict[str, Any], method: str, data: str | None) -> None:
+    """See that another method is told nothing that it would ignore."""
+    from pmvit.methods import METHODS
+
+    ours = [*common.PLAN_OPTIONS, *common.MEASURE_OPTIONS, "measured", "plan", "learn"]
+    unused = [name for name in ours if name not in SHARED]
+    common.refuse(options, unused, f"for Prune and Merge alone; got it beside --method {method}")
+    if data is None:
+        common.refuse(options, opt.options_of(opt.Reading), "nothing is read without --data")
+    elif not METHODS[method].needs_images:
+        raise PmvitError(f"--method {method} needs no images, measurements or plan; got {data}")
+
+
+def _method(model: "nn.Module", name: str, options: dict[str, Any], data: str | None, reading: opt.Reading) -> "Other":
+    """Another method with its options, by a budget if there is one; it may look at images."""
+    from pmvit.loading import open_loader
+    from pmvit.methods import make_method, method_called
+    from pmvit.methods.budget import method_for
+
+    images = None if data is None else open_loader(model, data, **asdict(reading))
+    wanted: dict[str, Any] = common.pairs("--method-arg", options["method_arg"])
+    wanted = {key: tuple(value) if isinstance(value, list) else value for key, value in wanted.items()}
+    wanted |= {key: value for key, value in opt.given(options, PlanConfig).items() if key in ("keep", "skip")}
+    if options["r"] is not None:
+        numbers = opt.whole_numbers("--r", [options["r"]])
+        wanted["r"] = numbers if len(numbers) > 1 else numbers[0]
+    if options["gflops"] is None:
+        chosen = make_method(name, **wanted)
+        return chosen if images is None else chosen.fit(model, images)
+    return method_for(model, method_called(name), options["gflops"], data=images, **wanted)
+
+
+@common.app.command()
+def info(
+    model: opt.Saved,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw what each block keeps, too.")] = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Show what a saved model keeps in each block, and what it costs before and after."""
+    import pmvit
+    from pmvit.compression import compression_of
+    from pmvit.planning import Plan
+
+    network = pmvit.load(model)
+    after = pmvit.flops(network)
+    compression = compression_of(network)
+    if compression is None:
+        raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
+    what = cast("Plan | Other", compression.what)
+    if draw and (as_json or not isinstance(what, Plan)):
+        raise PmvitError("--draw: expected for a plan, and without --json, which draws nothing")
+    _show(what, pmvit.flops(pmvit.decompress(network)), after, as_json)
+    if draw and isinstance(what, Plan):
+        console.print(what.draw(console.width))
+
+
+def blocks_of(plan: "Plan") -> dict[int, dict[str, int]]:
+    """What each block keeps, merges and prunes."""
+    return {
+        index: {
+            "kept": layer.num_kept,
+            "kept_in_mlp": (layer.mlp or layer).num_kept,
+            "merged": layer.num_merged,
+            "pruned": layer.num_pruned,
+        }
+        for index, layer in plan.layers.items()
+    }
+
+
+def _show(
+    what: "Plan | Other", before: "Flops", after: "Flops", as_json: bool, more: dict[str, Any] | None = None
+) -> None:
+    """What a plan or another method does to a model, and what that costs before and after."""
+    from pmvit.planning import Plan
+    from pmvit.planning.drawing import table
+
+    if as_json:
+        told = {"blocks": blocks_of(what)} if isinstance(what, Plan) else {"method": what.describe()}
+        print_json({**(more or {}), **told, "original": asdict(before), "compressed": asdict(after)})
+        return
+    counts = (f"{count / 1e6:.3f} M" for count in (before.parameters, after.parameters))
+    rows = [
+        ("GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", f"{before.macs / after.macs:.2f}x fewer"),
+        ("parameters", *counts, f"{after.parameters / before.parameters - 1:+.2%}"),
+    ]
+    if isinstance(what, Plan):
+        console.print(table(what))
+        share = f"{after.module_macs / after.macs:.2%} of the total"
+        rows.append(("merge + reconstruct", "-", f"{after.module_macs / 1e6:.2f} MFLOPs", share))
+    else:
+        said = ", ".join(f"{name} {value}" for name, value in what.describe()["options"].items() if value is not None)
+        console.print(f"{what.title}: {said if len(said) < 200 else said[:199] + '…'}")
+    console.table(("", "original", "compressed", "ratio"), rows)
+    if not isinstance(what, Plan) and what.needs_training:
+        console.print("It has weights of its own, which are random: fine-tune it before you use it.", style="yellow")

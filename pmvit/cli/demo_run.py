@@ -11,14 +11,16 @@ from torch import nn
 
 from pmvit.card import CardDetails
 from pmvit.compression import compress, record_source
+from pmvit.config import FinetuneConfig
 from pmvit.data.demo import CLASSES, DEMO, demo_images, demo_loader, demo_model
 from pmvit.evaluation.classification import Evaluation, evaluate
 from pmvit.evaluation.estimates import Estimate
 from pmvit.evaluation.measures import MEASURES
 from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
-from pmvit.measuring import measure_merge_costs
+from pmvit.measuring import measure
 from pmvit.measuring.flops import flops
+from pmvit.pipeline import measured_file
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
 from pmvit.reporting.blocks import blocks_of
@@ -27,7 +29,7 @@ from pmvit.reporting.page.measurements import BATCHES, Measurements
 from pmvit.reporting.page.report import report
 from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks
 from pmvit.saving import save
-from pmvit.training import FinetuneConfig, finetune
+from pmvit.training import finetune
 from pmvit.training.metrics import FILE as METRICS
 
 KEEP = 0.6
@@ -36,15 +38,15 @@ TUNING_BATCH = 25
 
 
 def run(output: Path, console: Console) -> dict[str, Any]:
-    """Price, plan, compress, fine-tune, evaluate, time, picture and report; what is left of it goes to `output`.
+    """Measure, plan, compress, fine-tune, evaluate, time, picture and report; what is left of it goes to `output`.
 
     Returns:
         What the last table shows, as data.
     """
     model = demo_model()
     test = demo_loader("test")
-    merge_costs = measure_merge_costs(model, demo_loader("train"))
-    chosen = plan(merge_costs, keep=KEEP)
+    measured = measure(model, demo_loader("train"))
+    chosen = plan(measured, keep=KEEP)
     small = compress(model, chosen)
     record_source(small, DEMO)
     console.print(table(chosen))
@@ -57,7 +59,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     original = {"top1": compressed.reference_top1, "images": compressed.images}
     evaluations = {"original": original, "compressed": asdict(compressed), "tuned": asdict(tuned)}
     save(small, output, card=CardDetails(evaluations, {"finetune": asdict(TUNING)}))
-    merge_costs.save(output / "prices.json")
+    measured.save(measured_file(output, measured.config))
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]
     photo = Photo(name, test[0][0][0], InputImages(small))

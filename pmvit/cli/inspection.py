@@ -1,4 +1,4 @@
-"""Look at a model: `info`, `evaluate`, `demo`."""
+"""How good a model is: `evaluate`; and `demo`, which shows all of it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pmvit.cli.common import app, blocks_of, console, print_info, print_json
-from pmvit.cli.methods import print_method
-from pmvit.cli.options import AsJson, BatchSize, Data, Device, FirstLabel, Original, Output, Saved, Workers
+from pmvit.cli import options as opt
+from pmvit.cli.common import app, open_images, print_broken
+from pmvit.cli.screen import console, print_json
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -21,70 +21,39 @@ Rows = dict[str, tuple[float | None, str]]  # what was measured by its title, an
 
 
 @app.command()
-def info(
-    model: Saved,
-    draw: Annotated[bool, typer.Option("--draw", help="Draw what each block keeps, too.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show what a saved model keeps in each block, and what it costs before and after."""
-    import pmvit
-    from pmvit.compression import compression_of
-    from pmvit.methods import Method
-
-    network = pmvit.load(model)
-    after = pmvit.flops(network)
-    compression = compression_of(network)
-    if compression is None:
-        raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
-    before = pmvit.flops(pmvit.decompress(network))
-    made: Any = compression.what
-    is_method = isinstance(made, Method)
-    if as_json:
-        told = {"method": made.describe()} if is_method else {"blocks": blocks_of(made)}
-        print_json({**told, "original": asdict(before), "compressed": asdict(after)})
-        return
-    if is_method:
-        print_method(made, before, after)
-        return
-    print_info(made, before, after)
-    if draw:
-        console.print(made.draw(console.width))
-
-
-@app.command()
+@opt.with_options(opt.Reading)
 def evaluate(
-    model: Saved,
-    data: Data,
-    batch_size: BatchSize = 64,
-    workers: Workers = 2,
-    device: Device = "cpu",
+    model: opt.Saved,
+    data: opt.Data,
+    limit: opt.Limit = None,
+    device: opt.Device = "cpu",
     strict: Annotated[bool, typer.Option("--strict", help="A broken image is an error.")] = False,
     stride: Annotated[int | None, typer.Option(min=1, help="With a segmenter: from one window to the next.")] = None,
-    first_label: FirstLabel = None,
-    original: Original = None,
-    as_json: AsJson = False,
+    original: opt.Original = None,
+    as_json: opt.AsJson = False,
+    **options: Any,
 ) -> None:
     """Measure accuracy, and agreement with the original; mIoU of a segmenter."""
     import pmvit
     from pmvit.compression import compression_of
-    from pmvit.data.segmentation import has_masks
     from pmvit.evaluation.reference import reference_for
+    from pmvit.evaluation.segmentation import evaluate_segmentation
     from pmvit.hosts import host_of
-    from pmvit.loading import open_loader
 
+    reading = opt.made(opt.Reading, options)
     network = pmvit.load(model, device=device)
+    loader = open_images(network, data, reading, limit, strict=strict)
     if compression_of(network) is None and original is not None:
         raise PmvitError(f"--original is for compressed models; {model} is not compressed")
     reference = reference_for(network, original) if compression_of(network) is not None else None
     if host_of(network).outputs().pixel_classes is not None:
-        reading: dict[str, Any] = {"workers": workers, "strict": strict, "split": "val", "first_label": first_label}
-        masks = open_loader(network, data, labels=has_masks(data), whole=has_masks(data), **reading)
-        found = pmvit.evaluate_segmentation(network, masks, reference=reference, stride=stride, batch_size=batch_size)
-        _show_segmentation(found, masks, model, as_json)
+        found = evaluate_segmentation(
+            network, loader, reference=reference, stride=stride, batch_size=reading.batch_size
+        )
+        _show_segmentation(found, loader, model, as_json)
         return
-    if stride is not None or first_label is not None:
-        raise PmvitError(f"stride and first_label are for models that label pixels; {model} does not")
-    loader = open_loader(network, data, batch_size=batch_size, workers=workers, strict=strict)
+    if stride is not None:
+        raise PmvitError(f"--stride: expected for models that label pixels; {model} does not")
     result = pmvit.evaluate(network, loader, reference=reference)
     own: Rows = {
         "top-1": (result.top1, ".2%"),
@@ -136,12 +105,11 @@ def _show(
     ]
     title = [] if result.reference is None else [("compared with", TITLES[result.reference])]
     console.table((f"{result.images} images", str(model)), [*parts[0], *title, *parts[1]])
-    if loader.broken:
-        console.print(loader.broken.summary(), style="yellow")
+    print_broken(loader.broken)
 
 
 @app.command()
-def demo(output: Output = Path("demo-output"), as_json: AsJson = False) -> None:
+def demo(output: opt.Output = Path("demo-output"), as_json: opt.AsJson = False) -> None:
     """Compress the built-in ViT; print accuracy and speed before and after, write a picture and a report."""
     from pmvit.cli.demo_run import run
     from pmvit.commands import remember_command

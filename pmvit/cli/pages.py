@@ -5,32 +5,32 @@ from typing import Annotated
 
 import typer
 
-from pmvit.cli.common import app, console, print_json
-from pmvit.cli.options import DATA_HELP, MASKS_HELP, AsJson, Original, Saved, Workers
-
-Names = Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")]
+from pmvit.cli import options as opt
+from pmvit.cli.common import app
+from pmvit.cli.screen import console, print_json
 
 
 @app.command()
 def report(
-    model: Saved,
+    model: opt.Saved,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The HTML file; report.html beside the model if left out.")
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", help=f"Images to measure on and to show; demo for built-in ones. {DATA_HELP} {MASKS_HELP}"
+            "--data", help=f"Images to measure on and to show; demo for built-in ones. {opt.DATA_HELP} {opt.MASKS_HELP}"
         ),
     ] = None,
-    original: Original = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Measure on so many images at most.")] = None,
-    names: Names = None,
+    original: opt.Original = None,
+    limit: opt.Limit = None,
+    names: opt.Names = None,
     evaluation: Annotated[Path | None, typer.Option(help="What `pmvit evaluate --json` printed.")] = None,
     benchmark: Annotated[Path | None, typer.Option(help="benchmark.json of `pmvit benchmark -o`.")] = None,
     comparison: Annotated[Path | None, typer.Option(help="comparison.json of `pmvit compare`.")] = None,
-    workers: Workers = 2,
-    as_json: AsJson = False,
+    workers: opt.Workers = 2,
+    device: opt.CpuDevice = "cpu",
+    as_json: opt.AsJson = False,
 ) -> None:
     """Write one HTML file about a compressed model: numbers, blocks to look into, curves, commands."""
     import pmvit
@@ -56,10 +56,11 @@ def report(
 
 @app.command()
 def serve(
-    model: Saved,
+    model: opt.Saved,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any that is free.")] = 8000,
-    original: Original = None,
-    names: Names = None,
+    original: opt.Original = None,
+    names: opt.Names = None,
+    device: opt.CpuDevice = "cpu",
     max_megabytes: Annotated[float, typer.Option(help="Largest file that is taken.")] = 16.0,
     max_megapixels: Annotated[float, typer.Option(help="Largest image that is taken.")] = 50.0,
 ) -> None:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from pmvit.cli.common import app, console, print_json, scores_file
-from pmvit.cli.options import DATA_HELP, AsJson, Data, Device, FirstLabel, Output, Saved
-from pmvit.errors import PmvitError
+from pmvit.cli import options as opt
+from pmvit.cli.common import app, print_broken
+from pmvit.cli.screen import console, print_json
+from pmvit.config import ScoreConfig
 
 if TYPE_CHECKING:
     from pmvit.reporting.pictures.visualize import Formats, What
@@ -15,19 +16,17 @@ if TYPE_CHECKING:
 
 @app.command()
 def segment(
-    model: Saved,
-    data: Data,
-    output: Output,
-    images: Annotated[int, typer.Option(min=1, help="How many images, taken evenly from all there are.")] = 8,
-    original: Annotated[
-        Path | None, typer.Option(help="A saved model to compare with; else what it was made of, if that is at hand.")
-    ] = None,
-    names: Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")] = None,
+    model: opt.Saved,
+    data: opt.Data,
+    output: opt.Output,
+    limit: opt.SomeImages = 8,
+    original: opt.Original = None,
+    names: opt.Names = None,
     stride: Annotated[int | None, typer.Option(min=1, help="Pixels from one window to the next.")] = None,
-    first_label: FirstLabel = None,
+    first_label: opt.FirstLabel = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows that run at a time.")] = 8,
-    device: Device = "cpu",
-    as_json: AsJson = False,
+    device: opt.Device = "cpu",
+    as_json: opt.AsJson = False,
 ) -> None:
     """Draw what a segmenter finds: input, ground truth, original, compressed and difference side by side."""
     import pmvit
@@ -36,7 +35,7 @@ def segment(
         pmvit.load(model, device=device),
         data,
         original=None if original is None else pmvit.load(original, device=device),
-        images=images,
+        images=limit,
         names=names,
         stride=stride,
         first_label=first_label,
@@ -59,45 +58,41 @@ def segment(
         for path, values in zip(pictures, measures, strict=True)
     ]
     console.table(("picture", "agreement", "mIoU", "compressed"), cells)
-    if made.broken:
-        console.print(made.broken.summary(), style="yellow")
+    print_broken(made.broken)
     console.print(f"all of them on one sheet: {sheet}")
 
 
 @app.command()
 def visualize(
-    model: Saved,
-    output: Output,
-    images: Annotated[
-        str | None, typer.Option("--images", help=f"An image file. {DATA_HELP} Maps alone need none.")
-    ] = None,
+    model: opt.Saved,
+    output: opt.Output,
+    data: opt.MaybeData = None,
     what: Annotated[str, typer.Option(help="Some of blocks, cam and maps.")] = "blocks,cam,maps",
     blocks: Annotated[
         str | None, typer.Option(help="Numbers of blocks, as in 0,5,-1; all of them if not given.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many images, taken evenly from all there are.")] = 8,
+    limit: opt.SomeImages = 8,
     formats: Annotated[str, typer.Option("--format", help="png, svg or both.")] = "both",
     scores: Annotated[
         Path | None, typer.Option(help="Scores for their map; if not given, those that `compress` left with the model.")
     ] = None,
-    original: Annotated[
-        Path | None, typer.Option(help="A saved model to compare with; else what it was made of, if that is at hand.")
-    ] = None,
-    names: Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")] = None,
-    device: Device = "cpu",
-    as_json: AsJson = False,
+    original: opt.Original = None,
+    names: opt.Names = None,
+    device: opt.Device = "cpu",
+    as_json: opt.AsJson = False,
 ) -> None:
     """Draw what each block keeps, merges and prunes of images, where it looks (Grad-CAM), and maps of its plan."""
     import pmvit
+    from pmvit.pipeline import measured_file
 
-    beside = scores_file(model)
+    beside = measured_file(model, ScoreConfig())
     found = scores or (beside if beside.is_file() else None)
     made = pmvit.visualize(
         pmvit.load(model, device=device),
-        images,
+        data,
         output,
         what=cast("list[What]", what.split(",")),
-        blocks=None if blocks is None else _numbers(blocks),
+        blocks=None if blocks is None else opt.whole_numbers("--blocks", [blocks]),
         limit=limit,
         formats=cast("Formats", formats),
         scores=None if found is None else pmvit.Scores.load(found),
@@ -112,12 +107,4 @@ def visualize(
         console.print(str(path), soft_wrap=True)
     if made.maps and found is None:
         console.print("no scores lie with the model: pass --scores to have their maps", style="yellow")
-    if made.broken:
-        console.print(made.broken.summary(), style="yellow")
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise PmvitError(f"--blocks: expected numbers of blocks, as in 0,5,-1; got {text!r}") from None
+    print_broken(made.broken)

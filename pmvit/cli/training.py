@@ -1,143 +1,167 @@
-"""Train a compressed model: `finetune`, and `run` for everything in one go."""
+"""Train a compressed model: `calibrate`, `finetune`, and `run` for everything in one go."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pmvit.cli import options as opt
 from pmvit.cli.common import (
+    FINETUNE_OPTIONS,
+    MEASURE_OPTIONS,
+    PLAN_OPTIONS,
     app,
-    console,
-    fail,
-    follow_paper,
+    join_processes,
+    measure_options,
     meter,
     open_model,
     pairs,
-    plan_options_of,
-    print_json,
-    processes,
-    settle_method,
+    print_broken,
+    refuse,
     split_folders,
     training_device,
 )
-from pmvit.cli.options import (
-    CALIBRATE_OPTIONS,
-    DATA_HELP,
-    FINETUNE_OPTIONS,
-    MASK_OPTIONS,
-    PLAN_OPTIONS,
-    SCORE_OPTIONS,
-    SEGMENTER_OPTIONS,
-    AsJson,
-    Data,
-    DataArguments,
-    EpochImages,
-    Learning,
-    ModelArguments,
-    ModelName,
-    Output,
-    Paper,
-    Preset,
-    Saved,
-    Validation,
-    WeightsFile,
-    given,
-    with_options,
-)
+from pmvit.cli.compression import PlanMethod
+from pmvit.cli.screen import console, fail, print_json
 from pmvit.commands import remember_command
+from pmvit.config import FinetuneConfig, PlanConfig
+from pmvit.config.training import Preset
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
     from pmvit.evaluation.validation import AnyEvaluation
     from pmvit.pipeline import RunResults
-    from pmvit.prune_merge import Learn
-    from pmvit.training import FinetuneConfig
+
+CALIBRATE_OPTIONS = opt.options_of(
+    FinetuneConfig.preset("calibrate"), only=("epochs", "batch_size", "lr", "hflip", "seed", "workers")
+)
+PresetName = Annotated[Preset | None, typer.Option("--preset", help="Other defaults, which options override.")]
 
 
-def _config(preset: str | None, options: dict[str, Any]) -> "FinetuneConfig":
-    from pmvit.training import FinetuneConfig
+def _chosen(options: dict[str, Any], device: str | None) -> dict[str, Any]:
+    """Fields of a `FinetuneConfig` that were given."""
+    return {**opt.given(options, FinetuneConfig), **({"cpu": True} if device == "cpu" else {})}
 
-    chosen = _chosen(options)
+
+def _config(preset: Preset | None, chosen: dict[str, Any]) -> FinetuneConfig:
     return FinetuneConfig.preset(preset, **chosen) if preset is not None else FinetuneConfig(**chosen)
 
 
-def _chosen(options: dict[str, Any]) -> dict[str, Any]:
-    chosen = given(options, FINETUNE_OPTIONS)
-    if chosen.get("auto_augment") == "none":
-        chosen["auto_augment"] = None
-    if "token_blocks" in chosen:
-        chosen["token_blocks"] = tuple(chosen["token_blocks"])
-    return chosen
-
-
-def _absolute(path: str | None) -> str | None:
+def _absolute(path: str | Path | None) -> str | None:
     """A path that is found again from elsewhere; what is no local path stays as it is."""
-    return str(Path(path).resolve()) if path is not None and Path(path).exists() else path
+    return None if path is None else str(Path(path).resolve()) if Path(path).exists() else str(path)
 
 
 @app.command()
-@with_options(FINETUNE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
+@opt.with_options(CALIBRATE_OPTIONS)
+def calibrate(
+    model: opt.Saved,
+    data: opt.Data,
+    output: opt.Output,
+    val: Annotated[str | None, typer.Option("--val", help="Images to compare with the original on.")] = None,
+    teacher: opt.Teacher = None,
+    distill: Annotated[bool, typer.Option("--distill/--biases-only", help="After the biases, or only these.")] = True,
+    epoch_images: opt.EpochImages = None,
+    device: opt.TrainingDevice = None,
+    as_json: opt.AsJson = False,
+    **options: Any,
+) -> None:
+    """Bring a compressed model nearer to its original in minutes, without labels; the same command again goes on."""
+    import pmvit
+    from pmvit.training.calibration import EPOCH_IMAGES
+
+    if model.exists() and model.resolve() == output.resolve():
+        raise PmvitError(f"the calibrated model would overwrite the one it is made of: choose another folder: {output}")
+    if not distill:
+        ignored = {**options, "epoch_images": epoch_images, "val": val}
+        refuse(ignored, ignored, "expected without --biases-only, which learns nothing more")
+    config = FinetuneConfig.preset("calibrate", **_chosen(options, device))
+    _, is_main = join_processes(training_device(device))
+    result = pmvit.calibrate(
+        open_model(str(model), opt.ModelOptions(), "cpu"),
+        data,
+        val=val,
+        teacher=None if teacher is None else open_model(teacher, opt.ModelOptions(), "cpu"),
+        config=config,
+        output=output,
+        resume=True,
+        distill=distill,
+        epoch_images=epoch_images or EPOCH_IMAGES,
+    )
+    if is_main and as_json:
+        print_json(asdict(result))
+    elif is_main:
+        if distill:
+            _print_tuned(result.best, result.best_epoch, config.epochs)
+        console.print(f"calibrated model: {output}")
+
+
+@app.command()
+@opt.with_options(FINETUNE_OPTIONS, opt.ModelOptions)
 def finetune(
     model: Annotated[str | None, typer.Argument(help="What pmvit saved; or an architecture, to tune it first.")] = None,
-    data: Annotated[str | None, typer.Option("--data", help="Training images, as for score.")] = None,
+    data: opt.MaybeData = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the run.")] = None,
-    val: Validation = None,
-    teacher: Annotated[str | None, typer.Option(help="Another teacher than the model uncompressed.")] = None,
+    val: opt.Validation = None,
+    teacher: opt.Teacher = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder, as it was started.")] = None,
-    preset: Preset = None,
-    weights: WeightsFile = None,
-    model_arg: ModelArguments = None,
-    data_arg: DataArguments = None,
-    epoch_images: EpochImages = None,
-    as_json: AsJson = False,
+    preset: PresetName = None,
+    epoch_images: opt.EpochImages = None,
+    first_label: opt.FirstLabel = None,
+    device: opt.TrainingDevice = None,
+    as_json: opt.AsJson = False,
     **options: Any,
 ) -> None:
     """Fine-tune with self-distillation; can be stopped and resumed at any time, and run by many processes."""
-    if resume is None and (model is None or data is None or output is None):
-        raise PmvitError("expected a model, --data and -o; or --resume with the folder of a run")
-
     import pmvit
     from pmvit.training.record import RunRecord
 
+    chosen, making = _chosen(options, device), opt.given(options, opt.ModelOptions)
+    begins: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "output": output,
+        "val": val,
+        "teacher": teacher,
+        "preset": preset,
+    }
+    begins |= {"epoch_images": epoch_images, "first_label": first_label, **making}
     if resume is not None:
-        if any(value is not None for value in (model, data, output, val, teacher, preset, weights, epoch_images)):
-            raise PmvitError(
-                "--resume goes on as the run was started; model, images, teacher and preset are known to it"
-            )
+        if known := [name for name, value in begins.items() if value is not None]:
+            raise PmvitError(f"{', '.join(known)}: not beside --resume, which goes on as the run was started")
         record = RunRecord.read(resume)
         command, output = record.command, resume
         if not command:
             raise PmvitError(f"the run in {resume} was started from Python: resume it there, with resume=True")
-        config = replace(record.config, **_chosen(options))
+        config = replace(record.config, **chosen)
+    elif model is None or data is None or output is None:
+        raise PmvitError("expected a model, --data and -o; or --resume with the folder of a run")
     else:
-        train, val = split_folders(cast("str", data), val)
-        if Path(cast("str", model)).exists() and Path(cast("str", model)).resolve() == cast("Path", output).resolve():
+        if Path(model).exists() and Path(model).resolve() == output.resolve():
             raise PmvitError(f"the run would overwrite the model it begins with: choose another folder than {output}")
+        train, val = split_folders(data, val)
         command = {
             "model": _absolute(model),
-            "weights": _absolute(str(weights)) if weights is not None else None,
-            "model_arg": model_arg,
-            "data_arg": data_arg,
+            "weights": _absolute(making.get("weights")),
+            "model_arg": making.get("model_arg"),
+            "data_arg": making.get("data_arg"),
             "data": _absolute(train),
             "val": _absolute(val),
             "teacher": _absolute(teacher),
             "epoch_images": epoch_images,
-            "segmenter": given(options, SEGMENTER_OPTIONS),
-            "first_label": options["first_label"],
+            "segmenter": {name: making[name] for name in ("size", "decoder", "classes") if name in making},
+            "first_label": first_label,
         }
-        config = _config(preset, options)
-    here = processes(training_device(config.cpu))
+        config = _config(preset, chosen)
+    _, is_main = join_processes(training_device("cpu" if config.cpu else device))
     file = Path(command["weights"]) if command["weights"] is not None else None
-    network = open_model(
-        command["model"], file, command["model_arg"], command["data_arg"], "cpu", command.get("segmenter")
-    )
-    other = None if command["teacher"] is None else open_model(command["teacher"], None, None, None, "cpu")
+    making = {"model_arg": command["model_arg"], "data_arg": command["data_arg"], **command.get("segmenter", {})}
     result = pmvit.finetune(
-        network,
+        open_model(command["model"], opt.ModelOptions(weights=file, **making), "cpu"),
         train=command["data"],
         val=command["val"],
-        teacher=other,
+        teacher=None if command["teacher"] is None else open_model(command["teacher"], opt.ModelOptions(), "cpu"),
         config=config,
         output=output,
         resume=resume is not None,
@@ -145,9 +169,9 @@ def finetune(
         first_label=command.get("first_label"),
         command=command,
     )
-    if not here.is_main:
+    if not is_main:
         return
-    remember_command(cast("Path", output), after=resume or Path(command["model"]))
+    remember_command(output, after=resume or Path(command["model"]))
     if as_json:
         print_json(asdict(result))
         return
@@ -155,103 +179,62 @@ def finetune(
     if result.broken:
         from pmvit.data.loaders import Broken
 
-        console.print(Broken(result.broken).summary(what="left out of training"), style="yellow")
+        print_broken(Broken(result.broken), what="left out of training")
     console.print(f"tuned model: {output}")
-
-
-@app.command()
-@with_options(CALIBRATE_OPTIONS)
-def calibrate(
-    model: Saved,
-    data: Annotated[str, typer.Option("--data", help=f"Images; labels are not read. {DATA_HELP}")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the calibrated model.")],
-    val: Annotated[str | None, typer.Option("--val", help="Images to compare with the original on.")] = None,
-    teacher: Annotated[str | None, typer.Option(help="Another teacher than the model uncompressed.")] = None,
-    distill: Annotated[bool, typer.Option("--distill/--biases-only", help="After the biases, or only these.")] = True,
-    epoch_images: Annotated[int, typer.Option(min=1, help="Images an epoch at most.")] = 1000,
-    as_json: AsJson = False,
-    **options: Any,
-) -> None:
-    """Bring a compressed model nearer to its original in minutes, without labels; the same command again goes on."""
-    import pmvit
-    from pmvit.training import FinetuneConfig
-
-    if model.exists() and model.resolve() == output.resolve():
-        raise PmvitError(f"the calibrated model would overwrite the one it is made of: choose another folder: {output}")
-    chosen = given(options, CALIBRATE_OPTIONS)
-    here = processes(training_device(chosen.get("cpu", False)))
-    result = pmvit.calibrate(
-        open_model(str(model), None, None, None, "cpu"),
-        data,
-        val=val,
-        teacher=None if teacher is None else open_model(teacher, None, None, None, "cpu"),
-        output=output,
-        resume=True,
-        distill=distill,
-        epoch_images=epoch_images,
-        **chosen,
-    )
-    if here.is_main and as_json:
-        print_json(asdict(result))
-    elif here.is_main:
-        if distill:
-            _print_tuned(result.best, result.best_epoch, FinetuneConfig.preset("calibrate", **chosen).epochs)
-        console.print(f"calibrated model: {output}")
 
 
 def _print_tuned(best: "AnyEvaluation | None", epoch: int, epochs: int) -> None:
     if best is None:
-        console.print(f"{epochs} epochs done; no images to validate on were given")
+        console.print(f"{epochs} epochs done; no images to validate on were opt.given")
     else:
         console.print(f"best after epoch {epoch} of {epochs}: {best.headline} on {best.images} images")
 
 
 @app.command()
-@with_options(PLAN_OPTIONS, SCORE_OPTIONS, FINETUNE_OPTIONS, SEGMENTER_OPTIONS, MASK_OPTIONS)
+@opt.with_options(PLAN_OPTIONS, MEASURE_OPTIONS, FINETUNE_OPTIONS, opt.ModelOptions)
 def run(
-    model: ModelName,
-    data: Data,
-    output: Output,
-    val: Validation = None,
-    preset: Preset = None,
-    weights: WeightsFile = None,
-    model_arg: ModelArguments = None,
-    data_arg: DataArguments = None,
-    paper: Paper = False,
-    learn: Learning = "group",
-    epoch_images: EpochImages = None,
-    as_json: AsJson = False,
+    model: opt.ModelName,
+    data: opt.Data,
+    output: opt.Output,
+    val: opt.Validation = None,
+    method: PlanMethod = None,
+    preset: PresetName = None,
+    learn: opt.Learning = None,
+    epoch_images: opt.EpochImages = None,
+    first_label: opt.FirstLabel = None,
+    device: opt.TrainingDevice = None,
+    as_json: opt.AsJson = False,
     **options: Any,
 ) -> None:
-    """Score, plan, compress, fine-tune and evaluate; the same command again goes on where it was."""
+    """Measure, plan, compress, fine-tune and evaluate; the same command again goes on where it was."""
     import pmvit
 
     train, val = split_folders(data, val)
     if val is None:
         raise PmvitError(f"expected --val, or folders train and val below {data}: something to evaluate on")
-    paper = settle_method(options, paper)
-    follow_paper(options, paper)
-    config = _config(preset, options)
-    here = processes(training_device(config.cpu))
-    network = open_model(model, weights, model_arg, data_arg, here.device, given(options, SEGMENTER_OPTIONS))
+    making = opt.made(opt.ModelOptions, options)
+    config = _config(preset, _chosen(options, device))
+    planning = PlanConfig.of(method=method, **opt.given(options, PlanConfig))
+    where, is_main = join_processes(training_device("cpu" if config.cpu else device))
+    network = open_model(model, making, where)
     try:
         results = pmvit.run(
             network,
             train=train,
             val=val,
             output=output,
-            score_config=pmvit.ScoreConfig(**given(options, SCORE_OPTIONS)),
-            plan_config=pmvit.PlanConfig(**plan_options_of(options, paper)),
+            plan_config=planning,
             finetune_config=config,
-            learn=cast("Learn", learn),
-            arguments=pairs("--model-arg", model_arg),
+            measure_options=measure_options(options, method),
+            learn=learn or "group",
+            arguments=pairs("--model-arg", making.model_arg),
             epoch_images=epoch_images,
-            first_label=options["first_label"],
-            measure=meter(network),
+            first_label=first_label,
+            meter=meter(network),
         )
     except KeyboardInterrupt:
         fail("stopped; the same command goes on where it was", code=130)
-    if not here.is_main:
+    if not is_main:
         return
     remember_command(output, after=Path(model))
     if as_json:

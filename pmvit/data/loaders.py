@@ -148,6 +148,7 @@ def create_loader(
     shuffle: bool = False,
     seed: int = 0,
     strict: bool = False,
+    limit: int | None = None,
     process: int = 0,
     processes: int = 1,
 ) -> ImageLoader:
@@ -163,6 +164,7 @@ def create_loader(
         shuffle: Take the images in an order that depends only on the seed; not for streams.
         seed: For `shuffle`.
         strict: A broken image is an error instead of being left out.
+        limit: Take so many images at most.
         process: Which of `processes` this is: each batch is split among them.
         processes: How many processes share the images.
     """
@@ -177,12 +179,15 @@ def create_loader(
         transform = evaluation_transform(data_config)
     options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": begin_worker}
     if isinstance(source, Stream):
+        if limit is not None:
+            raise PmvitError(f"limit: expected for what can be counted; {source.name} is a stream: name fewer shards")
         images = _StreamedImages(source, transform, mode, (process, processes))
         options["num_workers"] = check_parts(source, workers, processes)
         return ImageLoader(DataLoader(images, size, **options), source.has_labels, strict, name)
     order = list(range(len(source)))
     if shuffle:
         order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = order[:limit]
     if whole:
         shares = [[index] for index in order[process::processes]]
     else:

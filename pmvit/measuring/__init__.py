@@ -1,12 +1,11 @@
 """What planning has to know of a model, measured on images: scores (Eq. 9), merge costs, FLOPs.
 
 *Scores* say how much each token of each layer matters (Eq. 9 through the value tensor, see `score_recorder`). *Merge
-costs* say what merging tokens does to the output (ours, see `merge_costs`).
+costs* say what merging tokens does to the output (ours, see `merge_costs`). `measure` chooses between them.
 """
 
-from pmvit.measuring.cost_run import measure_merge_costs
-from pmvit.measuring.merge_costs import Merge, MergeCostConfig, MergeCosts
-from pmvit.measuring.score_run import score
-from pmvit.measuring.scores import ScoreConfig, Scores
+from pmvit.measuring.merge_costs import Merge, MergeCosts
+from pmvit.measuring.method import measure, measure_by, measure_config, read_measured
+from pmvit.measuring.scores import Scores
 
-__all__ = ["Merge", "MergeCostConfig", "MergeCosts", "ScoreConfig", "Scores", "measure_merge_costs", "score"]
+__all__ = ["Merge", "MergeCosts", "Scores", "measure", "measure_by", "measure_config", "read_measured"]

@@ -10,7 +10,7 @@ from pmvit.hosts.host import TokenLayout
 from pmvit.measuring.listener import Listener, precise
 from pmvit.measuring.merge_costs import HALVES, Part
 
-Place = tuple[int, Part]  # a block, and what of it
+BlockPart = tuple[int, Part]  # a block, and what of it
 
 
 class EffectRecorder(Listener):
@@ -30,7 +30,7 @@ class EffectRecorder(Listener):
         super().__init__(blocks)
         self.layout = layout
         self.tokens: Tensor | None = None
-        self.effects: dict[tuple[Place, bool], Tensor] = {}
+        self.effects: dict[tuple[BlockPart, bool], Tensor] = {}
         self.listened: dict[int, list[Tensor]] = {}
         self.attention: list[Part] = ["block" if norm is None else "attention" for norm in norms]
         self.last: list[Part] = ["block" if norm is None else "mlp" for norm in norms]
@@ -51,9 +51,9 @@ class EffectRecorder(Listener):
             self._listen_to_update((layer, self.last[layer]), tokens)
         self.tokens = None
 
-    def _listen_to_update(self, place: Place, tokens: Tensor) -> None:
+    def _listen_to_update(self, part: BlockPart, tokens: Tensor) -> None:
         if self.tokens is not None:
-            self._listen(place, tokens, tokens.detach() - self.tokens, is_key=False)
+            self._listen(part, tokens, tokens.detach() - self.tokens, is_key=False)
 
     def attend(
         self,
@@ -71,13 +71,13 @@ class EffectRecorder(Listener):
                 self._listen((layer, self.attention[layer]), tensor, tensor.detach(), is_key)
         return attention(query, key, value, attn_mask=attn_mask, **options)
 
-    def _listen(self, place: Place, tensor: Tensor, quantity: Tensor, is_key: bool) -> None:
-        tensor.register_hook(lambda gradient: self._add((place, is_key), gradient, quantity))
+    def _listen(self, part: BlockPart, tensor: Tensor, quantity: Tensor, is_key: bool) -> None:
+        tensor.register_hook(lambda gradient: self._add((part, is_key), gradient, quantity))
 
-    def _add(self, place: tuple[Place, bool], gradient: Tensor, quantity: Tensor) -> None:
+    def _add(self, part: tuple[BlockPart, bool], gradient: Tensor, quantity: Tensor) -> None:
         of_patches = [precise(self._rows(tensor))[:, self.layout.num_prefix :] for tensor in (gradient, quantity)]
         effect = of_patches[0] @ of_patches[1].transpose(1, 2)
-        self.effects[place] = self.effects[place] + effect if place in self.effects else effect
+        self.effects[part] = self.effects[part] + effect if part in self.effects else effect
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """One row a token: of (batch, N, D) tokens, of tokens in a grid, or of (batch, heads, N, d) keys or values."""
@@ -85,7 +85,7 @@ class EffectRecorder(Listener):
             return tensor.transpose(1, 2).flatten(2)
         return tensor.flatten(1, -2)
 
-    def places(self) -> list[Place]:
+    def block_parts(self) -> list[BlockPart]:
         """What is listened to, in the order in which it runs."""
         return [(layer, part) for layer in range(len(self.heard)) for part in self._parts(layer)]
 
@@ -93,12 +93,12 @@ class EffectRecorder(Listener):
         return (self.attention[layer],) if self.attention[layer] == "block" else HALVES
 
     def collect(self) -> list[Tensor]:
-        """The effects of this batch in each place, (2 or 1, batch, patches, patches)."""
+        """The effects of this batch in each part, (2 or 1, batch, patches, patches)."""
         of_keys = [(layer, part) for layer, part in enumerate(self.attention)]
         self.check_heard([layer for layer, part in of_keys if ((layer, part), True) not in self.effects])
         result = []
-        for place in self.places():
-            found = [self.effects[place, is_key] for is_key in (True, False) if (place, is_key) in self.effects]
+        for part in self.block_parts():
+            found = [self.effects[part, is_key] for is_key in (True, False) if (part, is_key) in self.effects]
             result.append(torch.stack([effect.cpu() for effect in found]))
         self.effects, self.listened = {}, {}
         return result

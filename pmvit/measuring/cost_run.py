@@ -1,69 +1,67 @@
-"""`price`: run images forward and backward, and merge the tokens of every block in the cheapest order."""
+"""Merge costs: run images forward and backward, and merge the tokens of every block in the cheapest order."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pmvit.config import MergeCostConfig
 from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
-from pmvit.measuring.cost_recorder import EffectRecorder, Place
+from pmvit.measuring.cost_recorder import BlockPart, EffectRecorder
 from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
-from pmvit.measuring.merge_costs import HALVES, MergeCostConfig, MergeCosts
-from pmvit.measuring.merging import Clusters, Step, mirrored, neighbours, order_merges
+from pmvit.measuring.merge_costs import HALVES, MergeCosts
+from pmvit.measuring.merging import BlockMerges, Clusters, mirrored, neighbours, order_merges
 from pmvit.progress import Bar
 from pmvit.wrapping import compression_of
 
-ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a price by about 6 %
+ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a cost by about 6 %
 
 
 def measure_merge_costs(
     model: nn.Module,
     loader: Iterable[Any],
-    config: MergeCostConfig | None = None,
+    config: MergeCostConfig,
     *,
     progress: bool = True,
-    **options: Any,
 ) -> MergeCosts:
     """Measure what merging tokens costs in every block. Labels are not read; the model is left as it was.
 
     Args:
         model: An uncompressed model.
         loader: Yields `(images, labels)` or images.
-        config: What to measure; `options` are its fields and override it.
+        config: How to measure.
         progress: Show a progress bar.
 
     Raises:
         PmvitError: If the model attends inside windows, what is measured is not finite, or the input does not fit.
     """
-    config = replace(config or MergeCostConfig(), **options)
     if compression_of(model) is not None:
-        raise PmvitError("expected an uncompressed model to price; this one is compressed: price the original")
+        raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
     check_trainable(model)
     host = host_of(model)
     layouts = host.layouts()
     if not can_measure_merges(model):
         raise PmvitError(
-            f"expected attention over the whole of one grid to price merges; a {type(model).__name__} attends inside "
-            'windows: plan from scores, method="scored"'
+            f"expected attention over the whole of one grid to measure merges; a {type(model).__name__} attends inside "
+            'windows: measure scores, method="scored"'
         )
-    batches = list(_first_images(loader, config.images))
+    batches = list(_first_images(loader, config.limit))
     if not batches:
         raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
     layout, cost = layouts[0], model_cost(model)
     near = torch.ones(2 * (layout.num_patches,), dtype=torch.bool)
     if config.groups == "neighbours":
         near = neighbours(layout.grid)
-    places, effects = _effects(model, batches, config, progress)
-    steps = [Step(*place, Clusters(effects.pop(0), near), _cost(cost, place)) for place in places]
-    merges = order_merges(steps, layout.num_prefix, early=config.early, nested=config.nested)
+    parts, effects = _effects(model, batches, config, progress)
+    merging = [BlockMerges(*part, Clusters(effects.pop(0), near), _cost(cost, part)) for part in parts]
+    merges = order_merges(merging, layout.num_prefix, early=config.early, nested=config.nested)
     return MergeCosts(
         merges=tuple(merges),
         grid=layout.grid,
@@ -97,22 +95,22 @@ def probe(output: Tensor, is_logits: bool, generator: torch.Generator) -> Tensor
     return direction - probabilities * direction.sum(-1, keepdim=True)
 
 
-def _cost(cost: ModelCost, place: Place) -> BlockCost:
+def _cost(cost: ModelCost, part: BlockPart) -> BlockCost:
     """What the multiply-accumulates of a block or of one of its halves are."""
-    block, part = place
-    return cost.blocks[block] if part == "block" else cost.blocks[block].halves()[HALVES.index(part)]
+    block, half = part
+    return cost.blocks[block] if half == "block" else cost.blocks[block].halves()[HALVES.index(half)]
 
 
 def _effects(
     model: nn.Module, batches: list[Tensor], config: MergeCostConfig, progress: bool
-) -> tuple[list[Place], list[Tensor]]:
+) -> tuple[list[BlockPart], list[Tensor]]:
     """Random combinations of the `E` of all images, for each block or half of one: (rows, patches, patches)."""
     host = host_of(model)
     layout = host.layout
     blocks = [model.get_submodule(name) for name in host.block_names()]
-    parts = [host.part_names(block).mlp if config.parts == "split" else None for block in blocks]
+    mlps = [host.part_names(block).mlp if config.parts == "split" else None for block in blocks]
     norms = [
-        None if names is None else block.get_submodule(names[0]) for block, names in zip(blocks, parts, strict=True)
+        None if names is None else block.get_submodule(names[0]) for block, names in zip(blocks, mlps, strict=True)
     ]
     generator = torch.Generator().manual_seed(config.seed)
     is_logits = host.outputs().gives_logits
@@ -122,27 +120,27 @@ def _effects(
         states.enter_context(host.observed())
         recorder = EffectRecorder(blocks, layout, norms)
         states.callback(recorder.remove_hooks)
-        places = recorder.places()
-        rows = max(min(int(config.memory * 1e9 / (8 * len(places) * layout.num_patches**2)), ROWS), 1)
+        parts = recorder.block_parts()
+        rows = max(min(int(config.memory * 1e9 / (8 * len(parts) * layout.num_patches**2)), ROWS), 1)
         scale = (sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
-        sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in places]
-        bar = states.enter_context(Bar("price", len(batches), show=progress))
+        sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in parts]
+        bar = states.enter_context(Bar("measure", len(batches), show=progress))
         for images in batches:
             with torch.inference_mode(False), torch.enable_grad():
                 with recorder:
                     output = predict(model, images.to(next(model.parameters()).device))
                 (probe(output, is_logits, generator) * output).sum().backward()
-            for place, total, kinds in zip(places, sums, recorder.collect(), strict=True):
+            for part, total, kinds in zip(parts, sums, recorder.collect(), strict=True):
                 effect = kinds.flatten(0, 1)
                 if not torch.isfinite(effect).all():
                     raise PmvitError(
-                        f"block {place[0]}: what is measured is not finite: are the logits of these images finite?"
+                        f"block {part[0]}: what is measured is not finite: are the logits of these images finite?"
                     )
                 add_combinations(total, effect, scale, generator)
                 if config.mirror:
                     add_combinations(total, mirrored(effect, layout.grid), scale, generator)
             bar.advance()
-    return places, sums
+    return parts, sums
 
 
 def add_combinations(total: Tensor, effect: Tensor, scale: float, generator: torch.Generator) -> None:

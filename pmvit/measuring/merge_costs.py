@@ -6,57 +6,14 @@ from json import dumps
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from pmvit.config import MergeCostConfig
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, config_from, read_document, write_text
 from pmvit.measuring.flops import BlockCost, ModelCost
 
-Groups = Literal["neighbours", "any"]
-Parts = Literal["split", "whole"]
 Part = Literal["block", "attention", "mlp"]  # what is merged: a whole block, or one of its halves
 
-FORMAT, VERSION = "pmvit-prices", 2
-
-
-@dataclass(frozen=True)
-class MergeCostConfig:
-    """What is measured.
-
-    Attributes:
-        images: Images to use at most; a loader that ends earlier ends the measurement.
-        parts: `split` gives attention and MLP of a block groups of their own, where the model's blocks allow it;
-            `whole` the same to both.
-        groups: Of `neighbours` in the grid, beside or above each other; or of `any` tokens.
-        mirror: Whether an image and its mirror image count alike, as in most photographs: twice the evidence for no
-            more passes.
-        nested: Whether what is merged in a block stays merged in those after it. Such plans keep more of the model,
-            and running them costs less, because what tells merged tokens apart is never needed again.
-        early: By how much the costs of the first block are raised; those of later blocks less and less, of the last one
-            by nothing. Costs are measured with nothing merged, and an error passes through every merged block after it.
-        memory: Gigabytes that may be filled with measurements; fewer random combinations of the images are kept if
-            they do not fit.
-        seed: Of everything random.
-    """
-
-    images: int = 1024
-    parts: Parts = "split"
-    groups: Groups = "neighbours"
-    mirror: bool = True
-    nested: bool = True
-    early: float = 5.0
-    memory: float = 4.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, choices in (("parts", Parts), ("groups", Groups)):
-            if getattr(self, name) not in get_args(choices):
-                raise PmvitError(f"{name}: expected one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
-        if self.parts == "split" and not self.nested:
-            raise PmvitError('expected nested=True where attention and MLP are split: for free choice, parts="whole"')
-        for name, value in (("images", self.images), ("early", self.early), ("memory", self.memory)):
-            if not (math.isfinite(value) and value > 0):
-                raise PmvitError(f"{name}: expected a number above 0, got {value}")
-
-
+FORMAT, OLD_FORMAT, VERSION = "pmvit-merge-costs", "pmvit-prices", 3
 HALVES: tuple[Part, ...] = ("attention", "mlp")
 
 
@@ -68,7 +25,7 @@ class Merge(NamedTuple):
         part: Whether of the whole block, or of attention or the MLP alone.
         first: The group whose first token comes first, and the name of the new one.
         second: The other group.
-        price: What the merge adds to the expected divergence from the original, in nats.
+        cost: What the merge adds to the expected divergence from the original, in nats.
     """
 
     block: int
@@ -137,7 +94,7 @@ class MergeCosts:
             PmvitError: If the file is not a whole and consistent merge costs file.
         """
         where = str(path)
-        document = read_document(Path(path), FORMAT, VERSION)
+        document = read_document(Path(path), (FORMAT, OLD_FORMAT), VERSION)
         check_fields(document, ("format", "version", *MergeCosts.__dataclass_fields__), where)
         try:
             document = _upgrade(document)
@@ -163,10 +120,13 @@ class MergeCosts:
 
 def _upgrade(document: dict[str, Any]) -> dict[str, Any]:
     """A document as today's version has it: the first one knew only merges of whole blocks."""
+    config = dict(document["config"])
+    if document["version"] < 3:
+        config["limit"] = config.pop("images")
     if document["version"] > 1:
-        return document
+        return {**document, "config": config}
     merges = [[block, "block", first, second, cost] for block, first, second, cost in document["merges"]]
-    return {**document, "merges": merges, "config": {**document["config"], "parts": "whole"}}
+    return {**document, "merges": merges, "config": {**config, "parts": "whole"}}
 
 
 def _merge(entry: Any) -> Merge:

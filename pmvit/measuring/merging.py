@@ -16,7 +16,7 @@ Numbers = NDArray[Any]
 
 
 class Clusters:
-    """The groups of a block or half a block, each named by its first token, and the price of merging any two of them.
+    """The groups of a block or half a block, each named by its first token, and the cost of merging any two of them.
 
     It takes thousands of small steps, for which NumPy's arrays are quicker than tensors.
 
@@ -42,7 +42,7 @@ class Clusters:
         self._cheapest: tuple[float, int, int] | None = None
 
     def _row(self, group: int) -> Numbers:
-        """The price of merging a group with every other; infinite where they are not near."""
+        """The cost of merging a group with every other; infinite where they are not near."""
         merge_costs = np.full_like(self.sizes, np.inf)
         others = np.flatnonzero(self.near[group])
         sums = self.within[group] + self.within[others] + self.between[group, others]
@@ -64,7 +64,7 @@ class Clusters:
         return self._cheapest
 
     def merge_cheapest(self) -> tuple[int, int, float]:
-        """Merge these two; return them and the price."""
+        """Merge these two; return them and the cost."""
         cost, first, second = self.cheapest()
         self.spent[first] += self.spent[second] + cost
         self.within[first] += self.within[second] + self.between[first, second]
@@ -84,8 +84,8 @@ class Clusters:
         return first, second, cost
 
 
-class Step(NamedTuple):
-    """A block or half a block, in the order in which they run."""
+class BlockMerges(NamedTuple):
+    """What is merged of a block or of half a block, and what running it costs."""
 
     block: int
     part: Part
@@ -93,19 +93,19 @@ class Step(NamedTuple):
     cost: BlockCost
 
 
-def order_merges(steps: Sequence[Step], num_prefix: int, *, early: float, nested: bool) -> Iterator[Merge]:
-    """Merge two groups of some step after the other, cheapest price per multiply-accumulate saved first.
+def order_merges(parts: Sequence[BlockMerges], num_prefix: int, *, early: float, nested: bool) -> Iterator[Merge]:
+    """Merge two groups of some part after the other, lowest cost per multiply-accumulate saved first.
 
     Args:
-        steps: With clusters of single tokens; merged on return.
+        parts: Blocks or halves of them, with clusters of single tokens; merged on return.
         num_prefix: Tokens before the patch tokens.
-        early: By how much merge costs of the first step are raised; less and less up to the last.
-        nested: Whether what is together in a step has to stay together in those after it.
+        early: By how much merge costs of the first part are raised; less and less up to the last.
+        nested: Whether what is together in a part has to stay together in those after it.
     """
-    blocks = [step.clusters for step in steps]
+    blocks = [part.clusters for part in parts]
 
     def slope(number: int) -> float:
-        block, cost = blocks[number], steps[number].cost
+        block, cost = blocks[number], parts[number].cost
         whole = num_prefix + len(block.groups)
         saved = cost.macs((num_prefix + block.left) / whole) - cost.macs((num_prefix + block.left - 1) / whole)
         raised: float = early ** (1 - number / max(len(blocks) - 1, 1))
@@ -116,7 +116,7 @@ def order_merges(steps: Sequence[Step], num_prefix: int, *, early: float, nested
     slopes = [slope(number) for number in range(len(blocks))]
     while (lowest := min(slopes)) < np.inf:
         number = slopes.index(lowest)
-        yield Merge(steps[number].block, steps[number].part, *blocks[number].merge_cheapest())
+        yield Merge(parts[number].block, parts[number].part, *blocks[number].merge_cheapest())
         slopes[number] = slope(number)
         if nested and number > 0:
             blocks[number - 1].stay_inside(blocks[number].groups)

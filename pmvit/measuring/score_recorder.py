@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pmvit.config.measuring import Scorer
 from pmvit.hosts.host import TokenLayout
 from pmvit.measuring.listener import Listener, precise
-from pmvit.measuring.scores import Scorer
 
 
 def score_values(values: Tensor, gradient: Tensor) -> Tensor:

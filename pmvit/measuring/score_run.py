@@ -1,4 +1,4 @@
-"""`score`: run batches forward and backward and add up what the recorder hears."""
+"""Scores: run batches forward and backward and add up what the recorder hears."""
 
 import time
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit._system import this_process
+from pmvit.config import ScoreConfig
 from pmvit.data.batches import IGNORED, check_labels, count_batches, resize_labels, unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.fingerprint import fingerprint
@@ -21,11 +22,12 @@ from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameter
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.flops import model_cost
 from pmvit.measuring.score_recorder import Recorder
-from pmvit.measuring.scores import PARTIAL_FORMAT, ScoreConfig, Scores
+from pmvit.measuring.scores import PARTIAL_FORMAT, Scores
 from pmvit.progress import track
 from pmvit.wrapping import compression_of
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
+ENDS: dict[str, Any] = {"iterations": 1, "limit": None}  # what may change before scoring goes on
 
 
 def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
@@ -66,18 +68,17 @@ def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:
 def score(
     model: nn.Module,
     loader: Iterable[Any],
-    config: ScoreConfig | None = None,
+    config: ScoreConfig,
     *,
     checkpoint: str | Path | None = None,
     progress: bool = True,
-    **options: Any,
 ) -> Scores:
     """Measure the importance of every token in every block (Eq. 9). The model is left as it was.
 
     Args:
         model: An uncompressed model.
         loader: Yields `(images, labels)`, or images where the loss needs no labels.
-        config: What to measure; `options` are its fields and override it.
+        config: How to score.
         checkpoint: Where partial sums are kept. If the file exists, scoring goes on after its last batch: the loader
             then has to yield the same batches in the same order.
         progress: Show a progress bar.
@@ -85,9 +86,8 @@ def score(
     Raises:
         PmvitError: If scores are not finite or all zero (the message names the layer), or the input does not fit.
     """
-    config = replace(config or ScoreConfig(), **options)
     if compression_of(model) is not None:
-        raise PmvitError("expected an uncompressed model to score; this one is compressed: score the original")
+        raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
     check_trainable(model)
     host = host_of(model)
     layouts = host.layouts()
@@ -130,7 +130,7 @@ def score(
         states.callback(recorder.remove_hooks)
         total = _number_of_batches(loader, config.iterations)
         batches = islice(loader, sums.iterations, config.iterations)
-        shown = track(batches, "score", total, done=sums.iterations, show=progress)
+        shown = track(batches, "measure", total, done=sums.iterations, show=progress)
         sums = _accumulate(model, recorder, shown, sums, store if this_process()[0] == 0 else None)
     if sums.iterations == 0:
         raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
@@ -149,10 +149,11 @@ def _accumulate(
         iterator = iter(batches)
         while True:
             total, count = torch.zeros_like(sums.values), 0
-            if (batch := next(iterator, None)) is not None:
+            left = _images_left(sums)
+            if left != 0 and (batch := next(iterator, None)) is not None:
                 images, labels = unpack(batch)
-                images = images.to(device, non_blocking=True)
-                labels = None if labels is None else labels.to(device, non_blocking=True)
+                images = images[:left].to(device, non_blocking=True)
+                labels = None if labels is None else labels[:left].to(device, non_blocking=True)
                 per_image = _score_batch(model, recorder, images, labels, sums.config)
                 _check_finite(per_image)
                 if sums.config.abs_per_sample:
@@ -170,6 +171,14 @@ def _accumulate(
         if store is not None and sums.iterations:
             sums.save(store, PARTIAL_FORMAT)
     return sums
+
+
+def _images_left(sums: Scores) -> int | None:
+    """How many more images this process may use, where there is a limit."""
+    if sums.config.limit is None:
+        return None
+    process, processes = this_process()
+    return (sums.config.limit - sums.images + processes - 1 - process) // processes
 
 
 def _score_batch(
@@ -195,7 +204,7 @@ def _resume(start: Scores, store: Path) -> Scores:
     for what, here, there in (
         ("weights", start.model, sums.model),
         ("data", start.data, sums.data),
-        ("configuration", replace(start.config, iterations=1), replace(sums.config, iterations=1)),
+        ("configuration", replace(start.config, **ENDS), replace(sums.config, **ENDS)),
     ):
         if here != there:
             raise PmvitError(

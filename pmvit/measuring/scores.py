@@ -3,57 +3,19 @@
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pmvit.config import ScoreConfig
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, config_from, read_document, write_text
 from pmvit.measuring.flops import BlockCost, ModelCost
 from pmvit.windows import Windows
 
-Scorer = Literal["grad_attn", "attn", "class_attn", "grad_class_attn", "grad", "random"]
-Loss = Literal["labels", "predicted", "entropy", "embedding"]
-
 FORMAT, PARTIAL_FORMAT, VERSION = "pmvit-scores", "pmvit-partial-scores", 1
-
-
-@dataclass(frozen=True)
-class ScoreConfig:
-    """What is measured.
-
-    Attributes:
-        scorer: `grad_attn` is Eq. 9. The others are the paper's ablation (Table V): `attn` (attention received),
-            `class_attn` (attention received from the class token), `grad_class_attn` (Eq. 9 for the class token's
-            query alone), `grad` (Taylor expansion on the tokens, Eq. 8), `random`.
-        iterations: Batches to use at most; a loader that ends earlier ends the scoring.
-        loss: Cross-entropy on the `labels`, on the model's own `predicted` class, or the `entropy` of its prediction;
-            the last two need no labels. For a model without classes, `embedding`: half the squared distance of what it
-            puts out for an image from the mean of the batch; a token counts by how much it sets its image apart.
-        abs_per_sample: Take the absolute value for each image. The paper's code takes it of the mean over each batch,
-            where images cancel each other: it needs far more images.
-        seed: For the `random` scorer.
-    """
-
-    scorer: Scorer = "grad_attn"
-    iterations: int = 500
-    loss: Loss = "labels"
-    abs_per_sample: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, value, choices in (("scorer", self.scorer, Scorer), ("loss", self.loss, Loss)):
-            if value not in get_args(choices):
-                raise PmvitError(f"{name}: expected one of {', '.join(get_args(choices))}; got {value!r}")
-        if self.iterations < 1:
-            raise PmvitError(f"iterations: expected 1 or more, got {self.iterations}")
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether the batches have to come with labels."""
-        return self.loss == "labels" and self.scorer.startswith("grad")
 
 
 @dataclass(frozen=True)
@@ -132,17 +94,17 @@ class Scores:
             skip = tuple(int(index) for index in document.get("skip", ()))
             values = pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0, dtype=torch.float64)
         except (TypeError, ValueError, KeyError) as error:
-            raise PmvitError(f"{where}: the scores are malformed ({error}): score the model again") from None
+            raise PmvitError(f"{where}: the scores are malformed ({error}): measure the model again") from None
         if not torch.isfinite(values).all():
-            raise PmvitError(f"{where}: expected finite scores, got some that are not: score the model again")
+            raise PmvitError(f"{where}: expected finite scores, got some that are not: measure the model again")
         expected = [h * w for h, w in grids]
         if len(rows) != len(cost.blocks) or [tuple(row.shape) for row in rows] != [(count,) for count in expected]:
             raise PmvitError(
                 f"{where}: expected scores for {len(cost.blocks)} blocks of {height} x {width} tokens, "
-                f"got {tuple(values.shape)}: score the model again"
+                f"got {tuple(values.shape)}: measure the model again"
             )
         if len(windows) != len(rows):
-            raise PmvitError(f"{where}: expected windows for {len(rows)} blocks, got {len(windows)}: score again")
+            raise PmvitError(f"{where}: expected windows for {len(rows)} blocks, got {len(windows)}: measure again")
         return Scores(
             values=values,
             grid=(height, width),

@@ -10,12 +10,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pmvit.compression import wrap_blocks
+from pmvit.config.training import Learn
 from pmvit.errors import PmvitError
 from pmvit.files import config_from
 from pmvit.hosts import HostChange
 from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.hosts.timm.parts import is_plain
-from pmvit.prune_merge import Learn
 from pmvit.wrapping import WrappedBlock
 
 M = TypeVar("M", bound="Method")

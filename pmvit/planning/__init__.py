@@ -1,8 +1,7 @@
-"""Plans: what they are, and how scores become one."""
+"""Plans: what they are, and how scores or merge costs become one."""
 
 from pmvit.planning.budget import predicted_macs
-from pmvit.planning.method import choose_method
 from pmvit.planning.plan import LayerPlan, Plan
-from pmvit.planning.planner import PAPER, PlanConfig, plan
+from pmvit.planning.planner import plan, plan_by
 
-__all__ = ["PAPER", "LayerPlan", "Plan", "PlanConfig", "choose_method", "plan", "predicted_macs"]
+__all__ = ["LayerPlan", "Plan", "plan", "plan_by", "predicted_macs"]

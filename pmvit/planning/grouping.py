@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pmvit.planning.plan import Grouping, LayerPlan, Weights
+from pmvit.config.planning import Grouping, Weights
+from pmvit.planning.plan import LayerPlan
 from pmvit.prune_merge import PRUNED
 
 

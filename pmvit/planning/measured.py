@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pmvit.measuring import Merge, MergeCosts
-from pmvit.measuring.merge_costs import Part
+from pmvit.measuring.cost_recorder import BlockPart
 from pmvit.planning.plan import LayerPlan
-
-Place = tuple[int, Part]
 
 
 def merged_layers(
@@ -22,27 +20,27 @@ def merged_layers(
     a block or half a block that would have hardly fewer groups than the one before it takes those.
     """
     merges = [merge for merge in merge_costs.merges if merge.block in layers]
-    places = [(layer, part) for layer in layers for part in merge_costs.parts[layer]]
-    wanted = keep * len(places) * merge_costs.num_patches
+    parts = [(layer, part) for layer in layers for part in merge_costs.parts[layer]]
+    wanted = keep * len(parts) * merge_costs.num_patches
     least = least_step if merge_costs.config.nested else -math.inf
 
-    def settled(count: int) -> dict[Place, tuple[int, Place | None]]:
-        """How many groups each place has after the first so many merges, and whose; `None`: every token is one."""
+    def groups_after(count: int) -> dict[BlockPart, tuple[int, BlockPart | None]]:
+        """How many groups each part has after the first so many merges, and whose; `None`: every token is one."""
         done = Counter((merge.block, merge.part) for merge in merges[:count])
-        left: tuple[int, Place | None] = merge_costs.num_patches, None
+        left: tuple[int, BlockPart | None] = merge_costs.num_patches, None
         result = {}
-        for place in places:
-            own = merge_costs.num_patches - done[place]
+        for part in parts:
+            own = merge_costs.num_patches - done[part]
             if left[0] - own >= least * left[0]:
-                left = own, place
-            result[place] = left
+                left = own, part
+            result[part] = left
         return result
 
     def kept(count: int) -> int:
-        return sum(own for own, _ in settled(count).values())
+        return sum(own for own, _ in groups_after(count).values())
 
     count = bisect_left(range(len(merges)), -wanted - 0.5, key=lambda count: -kept(count))
-    sources = {place: source for place, (_, source) in settled(count).items()}
+    sources = {part: source for part, (_, source) in groups_after(count).items()}
     groups = {
         source: merged_layer(
             [merge for merge in merges[:count] if (merge.block, merge.part) == source], merge_costs.grid

@@ -10,17 +10,14 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from pmvit.config.planning import Reconstruct
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document, read_document, write_text
-from pmvit.prune_merge import PRUNED, Reconstruct
+from pmvit.prune_merge import PRUNED
 
 FORMAT, VERSION = "pmvit-plan", 1
 
-Weights = Literal["normalize", "max", "mean", "sum", "ones", "gaussian", "average"]
-Grouping = Literal["row", "segment", "grid"]
-Scope = Literal["global", "local"]
-Method = Literal["scored", "measured"]
-State = Literal["kept", "merged", "pruned"]
+TokenState = Literal["kept", "merged", "pruned"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class LayerPlan:
                 result[group].append(token)
         return result
 
-    def states(self) -> list[State]:
+    def states(self) -> list[TokenState]:
         """What becomes of each token."""
         centres = set(self.centres)
         return [
@@ -334,7 +331,7 @@ def _check_mlp(layer: LayerPlan, mlp: LayerPlan, reconstruct: Reconstruct, where
     if reconstruct != "residual":
         raise PmvitError(
             f"{where}: its MLP has groups of its own, which takes residual reconstruction; got {reconstruct}: "
-            'for that, price with parts="whole"'
+            'for that, measure with parts="whole"'
         )
     if layer.num_pruned or mlp.num_pruned:
         raise PmvitError(f"{where}: expected no pruned tokens where the MLP has groups of its own, got some")

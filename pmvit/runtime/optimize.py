@@ -11,87 +11,45 @@ Every pass is exact; together they make a compressed model run on little more th
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pmvit.compression import compression_of
-from pmvit.errors import PmvitError
+from pmvit.config import InferenceConfig, InferenceOptions, with_keywords
+from pmvit.config.inference import Target
 from pmvit.hosts import Host, TokenLayout, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.parts import PlainParts
 from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.prune_merge import PruneMerge, TokenMatrices
-from pmvit.runtime.blocks.build import Half, Target, inference_block
+from pmvit.runtime.blocks.build import Half, inference_block
 from pmvit.runtime.chain import BlockMaps, ChainedBlock, chain, halves_of, identity_maps, maps_of
 from pmvit.runtime.stages import OnGroups, PartWithTransition, Stage
-from pmvit.runtime.transitions import FORMS, Form, Transition, cheapest_form, transitions
+from pmvit.runtime.transitions import FORMS, Transition, cheapest_form, transitions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-@dataclass(frozen=True)
-class InferenceConfig:
-    """Which passes run, and for what. Blocks on windows (Swin) know `target`, `fuse` and `form`: all tokens are read.
-
-    Attributes:
-        target: `eager` for PyTorch as it is; `graph` for compilers and exporters, which want no writing in place;
-            `onnx` for ONNX, which has no fused attention that all runtimes know.
-        tokens: `head` if only what the head reads is needed of the last block; `all` if tokens are read too, as by a
-            segmentation decoder.
-        rewrite: Put plain blocks together anew; without, the next two have no blocks to work on.
-        shortcut: Compute of the last block only what the head reads.
-        drop_dead: Leave out what nothing depends on.
-        fuse: Leave a block and enter the next in one matrix.
-        form: Of the transitions; `auto` is the cheapest for each (see `transitions.cheapest_form`).
-    """
-
-    target: Target = "eager"
-    tokens: Literal["head", "all"] = "head"
-    rewrite: bool = True
-    shortcut: bool = True
-    drop_dead: bool = True
-    fuse: bool = True
-    form: Form | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        for name, expected in (("target", get_args(Target)), ("tokens", ("head", "all")), ("form", ("auto", *FORMS))):
-            if getattr(self, name) not in expected:
-                raise PmvitError(f"{name}: expected {' or '.join(expected)}, got {getattr(self, name)!r}")
-
-
-def optimize_for_inference(
-    model: Model,
-    *,
-    target: Target = "eager",
-    tokens: Literal["head", "all"] = "head",
-    rewrite: bool = True,
-    shortcut: bool = True,
-    drop_dead: bool = True,
-    fuse: bool = True,
-    form: Form | Literal["auto"] = "auto",
-) -> Model:
+@with_keywords(InferenceConfig)
+def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") -> Model:
     """A copy of a model, compressed or not, that gives the same output faster and can no longer be trained or saved.
 
     Save the model itself, and optimise it after loading. It is for calling: what looks between its blocks, as timm's
     `forward_intermediates` does, finds groups there instead of tokens, unless the model was made with
-    `features_only=True`. The options are those of `InferenceConfig`.
+    `features_only=True`.
 
     Args:
         model: What `compress` or `load` returned, or an original model. If it reads tokens between its blocks (a
             feature pyramid), all tokens are there after every block, and less can be left out.
-        target: What is to run it: `eager`, `graph` or `onnx`.
-        tokens: What is read behind the last block: what the `head` needs, or `all` tokens.
-        rewrite: Put plain blocks together anew.
-        shortcut: Compute of the last block only what the head reads.
-        drop_dead: Leave out what nothing depends on.
-        fuse: Leave a block and enter the next in one matrix.
-        form: Of the transitions; `auto` is the cheapest for each.
+        options: Fields of `InferenceConfig`.
     """
-    config = InferenceConfig(target, tokens, rewrite, shortcut, drop_dead, fuse, form)
+    config = InferenceConfig(**options)
     check_trainable(model)
     host_of(model)  # says which models are supported
     model = copy.deepcopy(model).eval().requires_grad_(False)
@@ -99,11 +57,12 @@ def optimize_for_inference(
     host.freeze_control_flow()
     layouts = dict(zip(host.block_names(), host.layouts(), strict=True))
     spans, num_read, _ = host.reading()
-    num_read = num_read if tokens == "head" and len(spans) == 1 else None
+    num_read = num_read if config.tokens == "head" and len(spans) == 1 else None
     for names in spans:
         before_head = None if num_read is None else names[-1]
         parts = {
-            name: _part(host, model.get_submodule(name), layouts[name], rewrite, name == before_head) for name in names
+            name: _part(host, model.get_submodule(name), layouts[name], config.rewrite, name == before_head)
+            for name in names
         }
         if len(spans) == 1 or any(part.gains for part in parts.values()):
             _place_stages(model, host, parts, num_read, config)

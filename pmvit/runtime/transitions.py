@@ -5,14 +5,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from pmvit.config.inference import Form
 from pmvit.prune_merge import LastMade, SparseRows, is_recorded, segment_sum
 
-Form = Literal["segment", "gather", "matmul"]
 MULTIPLY = 1 / 32  # what a multiply-add of a product costs, in moves of a number through memory
 SEGMENT_ENTRY = 1 / 2  # what an entry of a segment sum costs, likewise
 GATHER_ENTRY = 3  # and one of a gathered sum: it is read and written, weighted, added up

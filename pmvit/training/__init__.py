@@ -1,9 +1,8 @@
 """Fine-tuning with self-distillation: from a compressed model to one that is as accurate as its original."""
 
 from pmvit.training.calibration import calibrate
-from pmvit.training.config import PRESETS, FinetuneConfig
 from pmvit.training.run import finetune
 from pmvit.training.signals import StoppedError
 from pmvit.training.trainer import Finetuned
 
-__all__ = ["PRESETS", "FinetuneConfig", "Finetuned", "StoppedError", "calibrate", "finetune"]
+__all__ = ["Finetuned", "StoppedError", "calibrate", "finetune"]

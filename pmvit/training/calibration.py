@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pmvit.compression import compression_of, decompress
+from pmvit.config import FinetuneConfig, FinetuneOptions, with_keywords
 from pmvit.data.batches import first_images
 from pmvit.errors import PmvitError
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_loader
 from pmvit.saving import check_savable, save
 from pmvit.training.biases import correct_biases
-from pmvit.training.config import FinetuneConfig
 from pmvit.training.record import has_begun
 from pmvit.training.run import finetune
 from pmvit.training.trainer import Finetuned
@@ -22,12 +22,11 @@ from pmvit.training.trainer import Finetuned
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pmvit.training.options import FinetuneOptions
-
 EPOCH_IMAGES = 1000
 BIAS_IMAGES = 256
 
 
+@with_keywords(FinetuneConfig)
 def calibrate(
     model: nn.Module,
     data: str | Path | Iterable[Any],

@@ -14,6 +14,7 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
+from pmvit.config import FinetuneConfig
 from pmvit.data.batches import check_labels
 from pmvit.data.seeding import seed_all, seed_for
 from pmvit.data.training import TrainingBatch
@@ -25,7 +26,6 @@ from pmvit.hosts.outputs import as_module, gives_logits, logits_of
 from pmvit.loading import num_classes_of
 from pmvit.saving import load_tensors
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
-from pmvit.training.config import FinetuneConfig
 from pmvit.training.loss import finetune_loss, tapped_tokens
 from pmvit.training.matrices import parameter_groups, set_learnable
 from pmvit.wrapping import TrainingPass, extra_loss

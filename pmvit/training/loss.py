@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pmvit.config import FinetuneConfig
 from pmvit.data.batches import IGNORED, check_labels
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
-from pmvit.training.config import FinetuneConfig
 from pmvit.training.hooks import block_hooks, output_tokens
 
 TokenMaps = Mapping[int, Tensor]

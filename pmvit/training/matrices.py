@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from pmvit.config import FinetuneConfig
 from pmvit.prune_merge import TokenMatrices
-from pmvit.training.config import FinetuneConfig
 
 
 def matrix_parameters(model: nn.Module) -> list[nn.Parameter]:

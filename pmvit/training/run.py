@@ -12,6 +12,7 @@ from torch import nn
 
 from pmvit._system import avoid_broken_amx, keep_freed_memory
 from pmvit.compression import compression_of, decompress
+from pmvit.config import FinetuneConfig, FinetuneOptions, with_keywords
 from pmvit.data.segmentation import PairSource
 from pmvit.data.training import LoaderData, SourceData, TrainingData
 from pmvit.data.transforms import PairAugmentation, Preparation, color_mode, training_transform
@@ -20,7 +21,6 @@ from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_images, open_validation
 from pmvit.saving import check_savable, load
-from pmvit.training.config import FinetuneConfig
 from pmvit.training.matrices import matrix_parameters
 from pmvit.training.record import RunRecord
 from pmvit.training.trainer import LAST, Finetuned, Trainer
@@ -28,9 +28,8 @@ from pmvit.training.trainer import LAST, Finetuned, Trainer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pmvit.training.options import FinetuneOptions
 
-
+@with_keywords(FinetuneConfig)
 def finetune(
     model: nn.Module,
     *,

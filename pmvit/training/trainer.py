@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pmvit.card import CardDetails
+from pmvit.config import FinetuneConfig
 from pmvit.data.training import TrainingBatch, TrainingData
 from pmvit.errors import PmvitError
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.progress import Bar
 from pmvit.saving import load, save
 from pmvit.training.checkpoint import Checkpoint, Checkpoints
-from pmvit.training.config import FinetuneConfig
 from pmvit.training.learner import Gradient, Learner
 from pmvit.training.metrics import MetricsLog, draw_curves
 from pmvit.training.record import CHECKPOINTS, RunRecord

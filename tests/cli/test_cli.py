@@ -93,7 +93,7 @@ def test_evaluate_reports_accuracy_and_broken_images(compressed: Path, images: P
 def test_steps_one_by_one_give_the_same(compressed: Path, images: Path, tmp_path: Path) -> None:
     model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
     steps = [
-        ("score", *model, "--data", images, "-o", tmp_path / "scores.json"),
+        ("measure", *model, "--data", images, "--method", "scored", "-o", tmp_path / "scores.json"),
         ("plan", tmp_path / "scores.json", "--keep", 0.6, "--prune", 0.1, "-o", tmp_path / "plan.json"),
         ("compress", *model, "--plan", tmp_path / "plan.json", "-o", tmp_path / "out"),
     ]
@@ -107,13 +107,13 @@ def test_steps_one_by_one_give_the_same(compressed: Path, images: Path, tmp_path
 def test_a_measured_plan_in_one_go_or_step_by_step(images: Path, tmp_path: Path) -> None:
     model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
     result = pmvit_here(
-        *("compress", *model, "--data", images, "--images", 40, "--flops-share", 0.7),
+        *("compress", *model, "--data", images, "--limit", 40, "--flops-share", 0.7),
         *("--groups", "any", "-o", tmp_path / "out"),
     )
     assert result.returncode == 0, result.stderr
-    result = pmvit_here("plan", tmp_path / "out/prices.json", "--flops-share", 0.7, "-o", tmp_path / "plan.json")
+    result = pmvit_here("plan", tmp_path / "out/merge_costs.json", "--flops-share", 0.7, "-o", tmp_path / "plan.json")
     assert result.returncode == 0, result.stderr
-    merge_costs = pmvit.MergeCosts.load(tmp_path / "out/prices.json")
+    merge_costs = pmvit.MergeCosts.load(tmp_path / "out/merge_costs.json")
     assert merge_costs.images == 40
     assert merge_costs.config.groups == "any"
     first, second = (pmvit.Plan.load(tmp_path / name) for name in ("out/plan.json", "plan.json"))
@@ -151,9 +151,9 @@ def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None
     assert numbers["method"]["name"] == "tome"
     assert numbers["compressed"]["macs"] < numbers["original"]["macs"]
     result = pmvit_here(
-        *("compare", *model, "--data", images, "--images", 16, "--batch-size", 16, "--workers", 0),
+        *("compare", *model, "--data", images, "--limit", 16, "--batch-size", 16, "--workers", 0),
         *("--gflops", 0.2, "--runtime", "none"),
-        *("--methods", "ps-vit,measured", "--score-data", images, "--with", tmp_path / "tome", "--no-exports"),
+        *("--methods", "ps-vit,measured", "--measure-data", images, "--with", tmp_path / "tome", "--no-exports"),
         *("-o", tmp_path / "compared"),
     )
     assert result.returncode == 0, result.stderr
@@ -161,13 +161,15 @@ def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None
     assert [row["name"] for row in rows] == ["original", "ps-vit", "measured", str(tmp_path / "tome")]
     assert [row["evaluation"]["images"] for row in rows] == [16] * 4
     assert [row["gflops"] for row in rows[1:3]] == pytest.approx([0.2, 0.2], rel=0.01)
-    assert pmvit.MergeCosts.load(tmp_path / "compared" / "prices.json").images > 0
+    assert pmvit.MergeCosts.load(tmp_path / "compared" / "merge_costs.json").images > 0
     assert "measured" in result.stdout
 
 
 def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
     scores = compressed / "scores.json"
-    result = pmvit_here("plan", scores, "--paper", "--keep", 0.6, "--grouping", "segment", "-o", tmp_path / "p.json")
+    result = pmvit_here(
+        "plan", scores, "--method", "paper", "--keep", 0.6, "--grouping", "segment", "-o", tmp_path / "p.json"
+    )
     assert result.returncode == 0, result.stderr
     plan = pmvit.Plan.load(tmp_path / "p.json")
     assert plan.reconstruct == "pinv"
@@ -182,17 +184,17 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         (("info", "nothing"), "expected a folder or a .safetensors file written by pmvit at nothing"),
         (("evaluate", "{out}", "--data", "nothing"), "expected a folder of images at nothing"),
         (("compress", "no_such_vit", "--weights", "w.pth", "--data", "x", "--keep", "0.5", "-o", "y"), "weights file"),
-        (("compress", "vit_tiny_patch16_224", "-o", "y"), "expected one of --data, --scores and --plan"),
+        (("compress", "vit_tiny_patch16_224", "-o", "y"), "expected one of --data, --measured and --plan"),
         (("compress", "vit_tiny_patch16_224", "--data", "x", "-o", "y"), "expected one of keep, gflops"),
         (("compress", "{out}", "--plan", "{out}/plan.json", "-o", "y"), "compressed already"),
         (
             ("compress", "{out}", "--plan", "p", "--keep", "0.5", "-o", "y"),
-            "--plan says what to keep already; got keep",
+            "--keep: --plan says what to keep already",
         ),
         (("info", "[/nothing]"), "written by pmvit at [/nothing]; there is none"),
         (
-            ("compress", "{out}", "--scores", "s", "--loss", "entropy", "--keep", "0.5", "-o", "y"),
-            "loss: nothing is scored",
+            ("compress", "{out}", "--measured", "s", "--loss", "entropy", "--keep", "0.5", "-o", "y"),
+            "--loss: nothing is measured without --data",
         ),
         (
             (
@@ -209,15 +211,26 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
                 "-o",
                 "y",
             ),
-            "loss: expected with --method scored alone",
+            "loss: expected with the method scored alone",
         ),
         (
             ("compress", "{out}", "--data", "x", "--keep", "0.5", "-o", "{out}/plan.json"),
             "expected a folder, a new name",
         ),
+        (("compress", "{out}", "--plan", "p", "--batch-size", "3", "-o", "y"), "--batch-size: nothing is measured"),
+        (
+            ("compress", "{out}", "--method", "tome", "--learn", "dense", "-o", "y"),
+            "--learn: for Prune and Merge",
+        ),
+        (("info", "{out}", "--draw", "--json"), "--draw: expected for a plan, and without --json"),
+        (("benchmark", "{out}", "--overhead", "--runtime", "eager"), "--runtime: not beside --overhead"),
+        (("calibrate", "{out}", "--data", "x", "--biases-only", "--lr", "1", "-o", "y"), "--lr: expected without"),
         (("plan", "{out}/config.json", "--keep", "0.5", "-o", "y"), "is it another file"),
-        (("compress", "{out}", "--method", "tome", "--data", "x", "-o", "y"), "needs no images, scores or plan; got x"),
-        (("compress", "{out}", "--plan", "p", "--r", "3", "-o", "y"), "r: for --method tome and the like alone"),
+        (
+            ("compress", "{out}", "--method", "tome", "--data", "x", "-o", "y"),
+            "needs no images, measurements or plan",
+        ),
+        (("compress", "{out}", "--plan", "p", "--r", "3", "-o", "y"), "--r: for --method tome and the like alone"),
     ],
 )
 def test_mistakes_get_one_line(compressed: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -244,7 +257,7 @@ def few(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, p
         (folder / path.parent.name / path.name).symlink_to(path)
     model = demo_model()
     loader = open_loader(model, folder, batch_size=1, workers=0, shuffle=True)
-    return folder, pmvit.score(model, loader, progress=False)
+    return folder, pmvit.measure(model, loader, method="scored", progress=False)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])

@@ -6,21 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 import pytest
+from typer.models import ArgumentInfo
 
 import pmvit
-from pmvit import methods, prune_merge
-from pmvit.cli import app, completion
+from pmvit.cli import VERBS, app, completion
+from pmvit.config import FinetuneConfig
 from pmvit.data.demo import demo_model
-from pmvit.hosts.segmenter import model as segmenter
-from pmvit.measuring import merge_costs, scores
-from pmvit.planning.plan import Grouping, Method, Scope, Weights
-from pmvit.runtime.bench.variants import VARIANTS
-from pmvit.runtime.export.targets import RUNTIMES
-from pmvit.training import config
 from tests.cli.test_cli import listen_to_interrupts
 from tests.helpers import pmvit_here
 
@@ -93,28 +90,58 @@ def test_scripts_for_shells_name_the_command(tmp_path: Path) -> None:
     assert "_PMVIT_COMPLETE" in next(tmp_path.glob(".bash_completions/*")).read_text()
 
 
-def test_what_is_completed_is_what_there_is() -> None:
+def test_architectures_are_completed_as_timm_has_them() -> None:
     known = {family: timm.list_models(module=family) for family in completion.FAMILIES}
     assert completion.timm_names() == sorted(name for names in known.values() for name in names)
-    found = {
-        "decoder": get_args(segmenter.DecoderKind),
-        "grouping": get_args(Grouping),
-        "groups": get_args(merge_costs.Groups),
-        "learn": get_args(prune_merge.Learn),
-        "loss": get_args(scores.Loss),
-        "matrices": get_args(config.MatrixSchedule),
-        "method": ("paper", *get_args(Method), *methods.METHODS),
-        "mixed_precision": get_args(config.MixedPrecision),
-        "preset": tuple(config.PRESETS),
-        "reconstruct": get_args(prune_merge.Reconstruct),
-        "scope": get_args(Scope),
-        "scorer": get_args(scores.Scorer),
-        "to": tuple(RUNTIMES),
-        "weight_rule": get_args(Weights),
-    }
-    for name, values in found.items():
-        assert sorted(completion.VALUES[name]) == sorted(values), name
-    assert set(completion.VARIANTS) == set(VARIANTS)
+
+
+def test_verbs_are_listed_in_the_order_of_work_and_help_is_short() -> None:
+    said = pmvit_here("-h").stdout
+    listed = [line.split()[0] for line in said.partition("Commands:")[2].splitlines() if line.startswith("  ")]
+    assert tuple(listed) == VERBS
+    assert {command.callback.__name__ for command in app.registered_commands if command.callback} == set(VERBS)
+    assert pmvit_here("--version").stdout.strip() == f"pmvit {pmvit.__version__}"
+    for verb in VERBS:
+        said = pmvit_here(verb, "-h").stdout
+        assert f"Usage: pmvit {verb}" in said
+        assert "-h, --help" in said
+
+
+def test_one_word_means_one_thing() -> None:
+    """A flag has one type in all verbs: --limit counts images, --data says where they are."""
+    kinds: dict[str, dict[str, set[str]]] = {}
+    for command in app.registered_commands:
+        assert command.callback is not None
+        for name, parameter in inspect.signature(command.callback).parameters.items():
+            kind, option = get_args(parameter.annotation)
+            plain = str(next(part for part in (*get_args(kind), kind) if part is not NoneType))
+            flags = [] if isinstance(option, ArgumentInfo) else option.param_decls or [f"--{name.replace('_', '-')}"]
+            for flag in flags:
+                if flag.startswith("--"):
+                    kinds.setdefault(flag.partition("/")[0], {}).setdefault(plain, set()).add(command.callback.__name__)
+    assert "--images" not in kinds
+    assert {flag for flag, found in kinds.items() if len(found) > 1} <= {"--batch", "--gflops", "--method"}
+    verbs = {name for found in kinds["--device"].values() for name in found}
+    assert verbs == set(VERBS) - {"plan", "info", "demo"}
+
+
+def test_help_shows_choices_and_defaults_of_the_configuration() -> None:
+    said = " ".join(pmvit_here("finetune", "-h").stdout.split())
+    for field in fields(FinetuneConfig):
+        if field.name != "cpu":
+            assert f"--{field.name.replace('_', '-')}" in said, field.name
+    assert "--scheduler <cosine|tanh|poly|step|multistep>" in said
+    assert "[default: (0.35 1.0)]" in said
+    assert "[default: (labels)]" in said
+    assert "[default: (3e-05)]" in " ".join(pmvit_here("calibrate", "-h").stdout.split())
+    assert pmvit_here("plan", "x", "--scope", "everywhere", "--keep", 0.5, "-o", "y").returncode == 2
+
+
+@pytest.mark.parametrize("verb", ["benchmark", "export", "report", "serve"])
+def test_a_device_that_is_not_used_is_refused(verb: str) -> None:
+    result = pmvit_here(verb, "x", "--device", "cuda", *(("-o", "y") if verb == "export" else ()))
+    assert result.returncode == 1
+    assert f"expected cpu, all that {verb} computes on; got cuda" in result.stderr
 
 
 def test_saved_models_are_completed_beside_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +166,7 @@ def test_every_verb_knows_json() -> None:
 def test_json_is_all_there_is_on_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = demo_model()
     pmvit.save(model, tmp_path / "model")
-    pmvit.score(model, [], scorer="random").save(tmp_path / "scores.json")
+    pmvit.measure(model, [], method="scored", scorer="random").save(tmp_path / "scores.json")
     count = pmvit.flops
 
     def noisy(network: Any) -> Any:
@@ -163,7 +190,7 @@ def test_json_is_all_there_is_on_standard_output(tmp_path: Path, monkeypatch: py
 def verb(body: str, tmp_path: Path) -> "subprocess.Popen[str]":
     """The command line with one more verb, which does this and would then take a minute."""
     code = (
-        "import time, pmvit.cli as cli; from pathlib import Path; from pmvit.cli.common import console, print_json\n"
+        "import time, pmvit.cli as cli; from pathlib import Path; from pmvit.cli.screen import console, print_json\n"
         "from pmvit.files import write_atomically\n"
         f"def wait() -> None:\n    {body}\n    time.sleep(60)\n"
         "cli.app.command()(wait)\ncli.main()"

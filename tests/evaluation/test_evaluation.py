@@ -65,7 +65,9 @@ def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: pmvit.Scor
     assert 0.60 < original.top1 < 0.80
     assert original.top5 > 0.85
     by_score = pmvit.compress(deit_tiny, pmvit.plan(deit_scores, keep=0.7))
-    at_random = pmvit.compress(deit_tiny, pmvit.plan(pmvit.score(deit_tiny, [], scorer="random"), keep=0.7))
+    at_random = pmvit.compress(
+        deit_tiny, pmvit.plan(pmvit.measure(deit_tiny, [], method="scored", scorer="random"), keep=0.7)
+    )
     scored = pmvit.evaluate(by_score, batches, reference=deit_tiny, progress=False)
     random = pmvit.evaluate(at_random, batches, reference=deit_tiny, progress=False)
     assert scored.agreement > random.agreement

@@ -7,6 +7,7 @@ import pmvit
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.errors import PmvitError
 from pmvit.evaluation.paired import evaluate_pair
+from pmvit.evaluation.segmentation import evaluate_segmentation
 from tests.helpers import small_plan
 from tests.segmenters import small_segmenter
 
@@ -42,7 +43,7 @@ def test_pairs_of_models_that_label_pixels() -> None:
         for _ in range(4)
     ]
     found = {one.name: one for one in evaluate_pair(small, model, data, progress=False).measures}
-    alone = pmvit.evaluate_segmentation(small, data, reference=model, progress=False)
+    alone = evaluate_segmentation(small, data, reference=model, progress=False)
     miou = found["miou"]
     assert miou.original is not None
     assert miou.difference is not None

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import pmvit
 from pmvit.cli import app
-from pmvit.evaluation.segmentation import class_iou, count_classes, mean_iou, pixel_accuracy
+from pmvit.evaluation.segmentation import class_iou, count_classes, evaluate_segmentation, mean_iou, pixel_accuracy
 from pmvit.evaluation.sliding import count_windows, sliding_logits, window_starts
 from tests.data.test_segmentation_data import plain
 from tests.segmenters import published, random_state, small_segmenter
@@ -75,10 +75,10 @@ def test_measures_by_hand() -> None:
 
 def test_evaluation_at_the_size_of_the_labels() -> None:
     model = small_segmenter()
-    plan = pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5)
+    plan = pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.5)
     small = pmvit.compress(model, plan)
     batches = [(torch.randn(1, 3, 64, 150), torch.randint(0, 3, (1, 100, 200))) for _ in range(2)]
-    found = pmvit.evaluate_segmentation(model, batches, reference=model, stride=48, progress=False)
+    found = evaluate_segmentation(model, batches, reference=model, stride=48, progress=False)
     assert found.images == 2
     assert found.agreement == 1.0
     assert found.miou == found.reference_miou
@@ -87,17 +87,17 @@ def test_evaluation_at_the_size_of_the_labels() -> None:
     assert found.fps > 0
     assert found.reference_fps is not None
     assert found.gflops == pmvit.flops(model).gflops
-    other = pmvit.evaluate_segmentation(small, batches, reference=model, progress=False)
+    other = evaluate_segmentation(small, batches, reference=model, progress=False)
     assert other.agreement is not None
     assert 0.2 < other.agreement < 1
     assert other.reference_miou is not None
     assert other.reference_gflops is not None
     assert other.gflops < other.reference_gflops
-    unlabelled = pmvit.evaluate_segmentation(small, [images for images, _ in batches], reference=model, progress=False)
+    unlabelled = evaluate_segmentation(small, [images for images, _ in batches], reference=model, progress=False)
     assert unlabelled.miou is None
     assert unlabelled.agreement is not None
     with pytest.raises(pmvit.PmvitError, match="expected images with masks"):
-        pmvit.evaluate_segmentation(small, [torch.randn(1, 3, 64, 96)], progress=False)
+        evaluate_segmentation(small, [torch.randn(1, 3, 64, 96)], progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +155,11 @@ def test_real_pets_through_the_encoder(data: Path) -> None:
     file = data / "weights" / "vit_tiny_patch16_224.safetensors"
     model = create_model("segmenter:vit_tiny_patch16_224", file, classes=3, image_size=96, decoder="linear")
     batches = open_loader(model, data / "pets", first_label=1, batch_size=4, workers=0, shuffle=True)
-    scores = pmvit.score(model, batches, iterations=1, progress=False)
+    scores = pmvit.measure(model, batches, method="scored", iterations=1, progress=False)
     small = pmvit.compress(model, pmvit.plan(scores, keep=0.8))
     whole = open_loader(model, data / "pets", first_label=1, split="val", whole=True, workers=0, shuffle=True)
     few = [pair for pair, _ in zip(whole, range(4), strict=False)]
-    found = pmvit.evaluate_segmentation(small, few, reference=model, progress=False)
+    found = evaluate_segmentation(small, few, reference=model, progress=False)
     assert found.agreement is not None
     assert found.agreement > 0.5
     assert found.miou is not None

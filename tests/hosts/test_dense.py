@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import logits_of, parts_of, pixel_scores, predict
 from pmvit.loading import create_model, open_loader
@@ -120,7 +121,7 @@ def test_feature_maps() -> None:
     assert result.cosine is not None
     assert 0 < result.cosine < 1
     with pytest.raises(pmvit.PmvitError, match='use loss="embedding"'):
-        pmvit.score(model, [(images, torch.tensor([0, 1]))], progress=False)
+        pmvit.measure(model, [(images, torch.tensor([0, 1]))], method="scored", progress=False)
 
 
 @pytest.mark.data
@@ -131,7 +132,7 @@ def test_feature_maps_of_real_images(data: Path, vit_tiny: nn.Module, real_image
     images = real_images[:4]
     plans = [
         in_place_plan((14, 14), 12),
-        pmvit.plan(pmvit.score(model, [images], loss="embedding", progress=False), keep=0.7),
+        pmvit.plan(pmvit.measure(model, [images], method="scored", loss="embedding", progress=False), keep=0.7),
         small_plan(model, keep=0.7),
     ]
     classifier: Any = vit_tiny
@@ -237,7 +238,8 @@ def test_blocks_that_nothing_reads_are_left_out() -> None:
     model = dpt(encoder_depth=2, encoder_output_indices=[1, -2], decoder_intermediate_channels=(8, 8))
     host = host_of(model)
     assert [len(names) for names in host.reading().spans] == [2, 3]
-    assert len(pmvit.score(model, [(images_for(model), masks_for(model))], progress=False).values) == 5
+    scores = pmvit.measure(model, [(images_for(model), masks_for(model))], method="scored", progress=False)
+    assert len(scores.values) == 5
 
 
 def test_scores_of_masks() -> None:
@@ -258,11 +260,11 @@ def test_scores_of_masks() -> None:
     flat = logits_of(logits[:, None]).flatten(0, -2)
     assert torch.allclose(F.cross_entropy(flat, masks.flatten(), reduction="sum"), loss)
     masks[:, :10] = 255
-    one, two = (pmvit.score(m, [(images, masks)], progress=False).values for m in (model, both))
+    one, two = (pmvit.measure(m, [(images, masks)], method="scored", progress=False).values for m in (model, both))
     assert one.min() > 0
     assert torch.allclose(one, two, rtol=1e-3)
     with pytest.raises(pmvit.PmvitError, match="expected labels below 2"):
-        pmvit.score(model, [(images, masks_for(model, 3))], progress=False)
+        pmvit.measure(model, [(images, masks_for(model, 3))], method="scored", progress=False)
 
 
 def test_segmentation_is_evaluated() -> None:
@@ -271,7 +273,7 @@ def test_segmentation_is_evaluated() -> None:
     with torch.inference_mode():
         masks = (model(images)[:, 0] > 0).long()
     small = pmvit.compress(model, small_plan(model))
-    result = pmvit.evaluate_segmentation(small, [(images, masks)], reference=model, progress=False)
+    result = evaluate_segmentation(small, [(images, masks)], reference=model, progress=False)
     assert result.reference_miou == 1
     assert result.miou is not None
     assert result.miou < 1
@@ -294,7 +296,7 @@ def test_other_heads_of_dpt(tmp_path: Path) -> None:
     closed = dpt(activation="softmax2d")
     assert host_of(closed).outputs().pixel_classes is None
     with pytest.raises(pmvit.PmvitError, match='use loss="embedding"'):
-        pmvit.score(closed, [(images, masks_for(closed))], progress=False)
+        pmvit.measure(closed, [(images, masks_for(closed))], method="scored", progress=False)
     aux.classification_head[-2] = nn.Linear(48, 5)
     with pytest.raises(pmvit.PmvitError, match=r"does not make this model again \(first difference: classif"):
         pmvit.save(aux, tmp_path / "other")
@@ -322,7 +324,7 @@ def test_dpt_on_another_encoder_is_not_known() -> None:
     with torch.device("meta"):
         model = smp.DPT("tu-swin_tiny_patch4_window7_224", encoder_weights=None, decoder_readout="ignore")
     with pytest.raises(pmvit.PmvitError, match=r"no host knows a segmentation_models_pytorch.*DPT"):
-        pmvit.score(model, [])
+        pmvit.measure(model, [], method="scored")
 
 
 def test_the_package_is_needed_only_to_make_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +389,7 @@ def test_scores_of_eomt_are_those_of_explicit_attention(
     model.set_attn_implementation("eager")
     model.to(dtype)
     images, masks = images_for(model).to(dtype), masks_for(model)
-    scores = pmvit.score(model, [(images, masks)], progress=False).values
+    scores = pmvit.measure(model, [(images, masks)], method="scored", progress=False).values
     output = model(images, output_attentions=True)
     logits = logits_of(output)
     labels = masks[:, 2::4, 2::4]  # of a pixel in the middle of those that share a logit
@@ -400,7 +402,7 @@ def test_scores_of_eomt_are_those_of_explicit_attention(
 def test_eomt_needs_blocks_before_its_queries() -> None:
     model = eomt(num_hidden_layers=2)
     with pytest.raises(pmvit.PmvitError, match="all 2 of this EomtForUniversalSegmentation are its decoder"):
-        pmvit.score(model, [images_for(model)], progress=False)
+        pmvit.measure(model, [images_for(model)], method="scored", progress=False)
 
 
 def test_semantic_segmentation_of_transformers_is_evaluated() -> None:
@@ -410,7 +412,7 @@ def test_semantic_segmentation_of_transformers_is_evaluated() -> None:
     )
     randomise(model)
     images, masks = images_for(model), masks_for(model)
-    result = pmvit.evaluate_segmentation(model, [(images, masks)], reference=model, progress=False)
+    result = evaluate_segmentation(model, [(images, masks)], reference=model, progress=False)
     assert result.agreement == 1
     assert result.miou is not None
 

@@ -79,7 +79,7 @@ def test_scores_are_those_of_explicit_attention(family: str) -> None:
     has_labels = host.outputs().num_classes is not None
     loss = "labels" if has_labels else "predicted" if host.outputs().gives_logits else "embedding"
     labels = torch.tensor([0, 3, 5])
-    scores = pmvit.score(model, [(images, labels)], loss=loss, progress=False)
+    scores = pmvit.measure(model, [(images, labels)], method="scored", loss=loss, progress=False)
     assert model.config._attn_implementation == "eager"
     more = {"noise": torch.arange(36.0).expand(3, -1)} if family == "mae" else {}
     output = model(images, output_attentions=True, **more)
@@ -196,7 +196,7 @@ def test_detection_tokens_are_never_merged() -> None:
 
 def test_mae_has_to_see_all_patches() -> None:
     with pytest.raises(pmvit.PmvitError, match=r"set config\.mask_ratio = 0"):
-        pmvit.score(make("mae", mask_ratio=0.5), [torch.randn(2, 3, 96, 96)], loss="embedding")
+        pmvit.measure(make("mae", mask_ratio=0.5), [torch.randn(2, 3, 96, 96)], method="scored", loss="embedding")
     model = make("mae")
     small = pmvit.compress(model, small_plan(model))
     images = images_for(model)
@@ -210,12 +210,12 @@ def test_models_without_classes_say_so() -> None:
     model = make("clip")
     images = images_for(model)
     with pytest.raises(pmvit.PmvitError, match='use loss="embedding"'):
-        pmvit.score(model, [(images, torch.tensor([0, 1, 2]))], progress=False)
+        pmvit.measure(model, [(images, torch.tensor([0, 1, 2]))], method="scored", progress=False)
     with pytest.raises(pmvit.PmvitError, match="pass the uncompressed original as reference="):
         pmvit.evaluate(model, [images], progress=False)
     detector = make("yolos")
     with pytest.raises(pmvit.PmvitError, match="expected labels of shape"):
-        pmvit.score(detector, [(images_for(detector), torch.tensor([0, 1, 2]))], progress=False)
+        pmvit.measure(detector, [(images_for(detector), torch.tensor([0, 1, 2]))], method="scored", progress=False)
     result = pmvit.evaluate(pmvit.compress(model, small_plan(model)), [images], reference=model, progress=False)
     assert result.top1 is None
     assert result.cosine is not None
@@ -233,7 +233,7 @@ def test_segmentation_agrees_pixel_by_pixel() -> None:
         assert torch.equal(predict(model, images), logits.permute(0, 2, 3, 1))
     result = pmvit.evaluate(model, [images], reference=model, progress=False)
     assert result.agreement == 1
-    scores = pmvit.score(model, [images], loss="predicted", progress=False)
+    scores = pmvit.measure(model, [images], method="scored", loss="predicted", progress=False)
     assert scores.values.shape == (3, 36)
 
 
@@ -264,7 +264,7 @@ def test_a_folder_of_transformers(tmp_path: Path, pictures: Path) -> None:
             "crop_mode": "center",
         }
     batches = list(open_loader(loaded, pictures, batch_size=16, workers=0))
-    scores = pmvit.score(loaded, batches, progress=False)
+    scores = pmvit.measure(loaded, batches, method="scored", progress=False)
     small = pmvit.compress(loaded, pmvit.plan(scores, keep=0.6))
     pmvit.save(small, tmp_path / "small")
     again = pmvit.load(tmp_path / "small")

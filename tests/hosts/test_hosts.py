@@ -10,6 +10,7 @@ from torch import nn
 import pmvit
 from pmvit.hosts import Host, TokenLayout, host_of, register
 from pmvit.hosts import host as hosts
+from pmvit.planning import LayerPlan
 from pmvit.runtime.bench.variants import in_place_plan
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import Candidate, timm_models
@@ -92,7 +93,7 @@ def test_every_kind_of_block(arguments: dict[str, object]) -> None:
     model = small_vit(**{"embed_dim": 64, "num_heads": 4, **arguments})
     randomise(model)
     images, labels = torch.randn(2, 3, 96, 96), torch.tensor([1, 2])
-    scores = pmvit.score(model, [(images, labels)], progress=False)
+    scores = pmvit.measure(model, [(images, labels)], method="scored", progress=False)
     moved = pmvit.compress(model, in_place_plan((6, 6), 3))
     with torch.inference_mode():
         assert torch.allclose(moved(images), model(images), rtol=1e-4, atol=1e-4)
@@ -110,7 +111,7 @@ def test_masks_are_reduced_to_the_centres() -> None:
     with torch.inference_mode():
         for given in (mask, torch.randn(37, 37)):
             assert torch.allclose(moved(images, attn_mask=given), model(images, attn_mask=given), atol=1e-5)
-        plan = pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, attention_bias=True)
+        plan = pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.5, attention_bias=True)
         assert pmvit.compress(model, plan)(images, attn_mask=mask).isfinite().all()
 
 
@@ -119,7 +120,7 @@ def test_the_attention_bias_counts_members() -> None:
     model = small_vit(pos_embed="none")
     image = torch.randn(1, 3, 16, 16).tile(1, 1, 6, 6)  # all patches alike
     groups = torch.arange(36) // 3
-    layer = pmvit.LayerPlan(tuple(groups.tolist()), tuple(range(0, 36, 3)), (1 / 3,) * 36)
+    layer = LayerPlan(tuple(groups.tolist()), tuple(range(0, 36, 3)), (1 / 3,) * 36)
     with torch.inference_mode():
         expected = model(image)
         for attention_bias, exact in ((True, True), (False, False)):
@@ -129,7 +130,7 @@ def test_the_attention_bias_counts_members() -> None:
 
 def test_an_unknown_model_gets_the_list_and_the_lines() -> None:
     with pytest.raises(pmvit.PmvitError) as error:
-        pmvit.score(nn.Linear(2, 2), [])
+        pmvit.measure(nn.Linear(2, 2), [], method="scored")
     message = str(error.value)
     assert "torch.nn.modules.linear.Linear" in message
     assert "timm plain ViT" in message
@@ -173,7 +174,7 @@ def test_the_example_of_the_error_message_works() -> None:
         torch.manual_seed(0)
         model = Foreign().eval()
         images, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3])
-        scores = pmvit.score(model, [(images, labels)], progress=False)
+        scores = pmvit.measure(model, [(images, labels)], method="scored", progress=False)
         small = pmvit.compress(model, pmvit.plan(scores, keep=0.5, attention_bias=False))
         assert small(images).shape == (4, 5)
         assert pmvit.flops(small).macs < pmvit.flops(model).macs

@@ -35,7 +35,9 @@ def images_for(model: nn.Module) -> Tensor:
 
 
 def small_of(model: nn.Module, **options: Any) -> Any:
-    return pmvit.compress(model, pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.6, **options))
+    return pmvit.compress(
+        model, pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.6, **options)
+    )
 
 
 class AttentionMaps(TorchFunctionMode):
@@ -66,7 +68,7 @@ def test_scores_are_those_of_explicit_attention(name: str) -> None:
     images, labels = images_for(model), torch.tensor([1, 2])
     with AttentionMaps() as maps:
         F.cross_entropy(predict(model, images), labels, reduction="sum").backward()
-    scores = pmvit.score(model, [(images, labels)], progress=False)
+    scores = pmvit.measure(model, [(images, labels)], method="scored", progress=False)
     assert len(maps.found) == len(scores.grids) == 4
     for index, attention in enumerate(maps.found):
         assert attention.grad is not None

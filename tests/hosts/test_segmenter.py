@@ -27,7 +27,7 @@ def images() -> Tensor:
 
 
 def some_plan(model: Any, **options: Any) -> Plan:
-    return pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, prune=0.1, **options)
+    return pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.5, prune=0.1, **options)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -155,17 +155,17 @@ def test_onnx_gives_the_same(tmp_path: Path) -> None:
 
 def test_the_first_and_last_two_blocks_are_left_alone_unless_told() -> None:
     model = small_segmenter()
-    scores = pmvit.score(model, [], scorer="random")
+    scores = pmvit.measure(model, [], method="scored", scorer="random")
     assert sorted(pmvit.plan(scores, keep=0.5).layers) == [2, 3]
     assert sorted(pmvit.plan(scores, keep=0.5, skip=()).layers) == [0, 1, 2, 3, 4, 5]
     assert sorted(pmvit.plan(scores, keep=0.5, skip=(0,)).layers) == [1, 2, 3, 4, 5]
     assert pmvit.plan(scores, keep=0.5).made_by["plan"]["skip"] == [0, 1, -2, -1]
-    shallow = pmvit.score(small_segmenter(depth=3), [], scorer="random")
+    shallow = pmvit.measure(small_segmenter(depth=3), [], method="scored", scorer="random")
     assert sorted(pmvit.plan(shallow, keep=0.5).layers) == [0, 1, 2]
 
 
 def test_default_skip_is_saved_with_the_scores(tmp_path: Path) -> None:
-    scores = pmvit.score(small_segmenter(), [], scorer="random")
+    scores = pmvit.measure(small_segmenter(), [], method="scored", scorer="random")
     scores.save(tmp_path / "scores.json")
     assert pmvit.Scores.load(tmp_path / "scores.json").skip == (0, 1, -2, -1)
 
@@ -173,17 +173,19 @@ def test_default_skip_is_saved_with_the_scores(tmp_path: Path) -> None:
 def test_scores_ignore_pixels_and_resize_labels(images: Tensor) -> None:
     model = small_segmenter()
     labels = torch.randint(0, 3, (2, 64, 96), generator=torch.Generator().manual_seed(2))
-    first = pmvit.score(model, [(images, labels)], progress=False).values
+    first = pmvit.measure(model, [(images, labels)], method="scored", progress=False).values
     doubled = labels.repeat_interleave(2, 1).repeat_interleave(2, 2)
-    assert torch.allclose(pmvit.score(model, [(images, doubled)], progress=False).values, first)
+    assert torch.allclose(pmvit.measure(model, [(images, doubled)], method="scored", progress=False).values, first)
     half = labels.clone()
     half[1] = 255
-    alone = pmvit.score(model, [(images[:1], labels[:1])], progress=False).values
-    assert torch.allclose(pmvit.score(model, [(images, half)], progress=False).values, alone / 2, rtol=1e-4)
+    alone = pmvit.measure(model, [(images[:1], labels[:1])], method="scored", progress=False).values
+    assert torch.allclose(
+        pmvit.measure(model, [(images, half)], method="scored", progress=False).values, alone / 2, rtol=1e-4
+    )
     with pytest.raises(pmvit.PmvitError, match="expected labels below 3"):
-        pmvit.score(model, [(images, labels + 1)], progress=False)
+        pmvit.measure(model, [(images, labels + 1)], method="scored", progress=False)
     for loss in ("predicted", "entropy"):
-        assert pmvit.score(model, [images], loss=loss, progress=False).values.shape == (6, 24)
+        assert pmvit.measure(model, [images], method="scored", loss=loss, progress=False).values.shape == (6, 24)
 
 
 def test_cost_is_that_of_encoder_and_decoder() -> None:

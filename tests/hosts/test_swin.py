@@ -46,7 +46,9 @@ def test_all_kept_is_the_original(host: str) -> None:
     same = pmvit.compress(model, Plan.keep_all(grids[0], 4, grids=grids))
     moved = pmvit.compress(model, in_place_plan(grids[0], 4, grids))
     assert sum(isinstance(module, WindowBlock) for module in moved.modules()) == 4
-    everything = pmvit.compress(model, pmvit.plan(pmvit.score(model, [], scorer="random"), keep=1.0, prune=0.0))
+    everything = pmvit.compress(
+        model, pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=1.0, prune=0.0)
+    )
     with torch.inference_mode():
         expected = model(images(model))
         assert torch.equal(same(images(model)), expected)
@@ -100,7 +102,9 @@ def test_the_order_of_the_groups_does_not_matter(host: str) -> None:
 )
 def test_groups_stay_in_their_region_and_windows_keep_as_many(host: str, options: dict[str, Any]) -> None:
     model = small_swin(host)
-    plan = pmvit.plan(pmvit.score(model, [], scorer="random"), **{"keep": 0.6, "prune": 0.1, **options})
+    plan = pmvit.plan(
+        pmvit.measure(model, [], method="scored", scorer="random"), **{"keep": 0.6, "prune": 0.1, **options}
+    )
     for layout, layer in zip(host_of(model).layouts(), plan.layers.values(), strict=True):
         windows = layout.windows
         assert windows is not None
@@ -158,7 +162,7 @@ def test_other_scorers_reach_every_token(scorer: Any) -> None:
 
 def test_swin_tiny_at_keep_seven_tenths_costs_what_the_paper_says() -> None:
     model = timm.create_model(V1).eval()
-    for scores in (pmvit.score(model, [], scorer="random"), scored(model)):
+    for scores in (pmvit.measure(model, [], method="scored", scorer="random"), scored(model)):
         plan = pmvit.plan(scores, keep=0.7, prune=0.1)
         cost = pmvit.flops(pmvit.compress(model, plan))
         assert round(pmvit.flops(model).gflops, 1) == 4.5
@@ -170,7 +174,7 @@ def test_swin_tiny_at_keep_seven_tenths_costs_what_the_paper_says() -> None:
 @pytest.mark.parametrize("host", HOSTS)
 def test_predicted_cost_is_what_is_counted(host: str) -> None:
     model = small_swin(host)
-    scores = pmvit.score(model, [], scorer="random")
+    scores = pmvit.measure(model, [], method="scored", scorer="random")
     for budget in ({"keep": 0.5}, {"flops_share": 0.7}):
         plan = pmvit.plan(scores, **budget)
         counted = pmvit.flops(pmvit.compress(model, plan)).macs
@@ -189,7 +193,7 @@ def test_the_attention_bias_counts_members_and_padding(host: str) -> None:
     patch = torch.randn(1, 3, 4, 4)
     _, height, width = host_of(model).input_size()
     batch = patch.tile(1, 1, height // 4, width // 4)
-    scores = pmvit.score(model, [], scorer="random")
+    scores = pmvit.measure(model, [], method="scored", scorer="random")
     with torch.inference_mode():
         expected = model(batch)
         for bias in (True, False):

@@ -33,7 +33,7 @@ def test_what_the_sweep_checks(candidate: Any) -> None:
 def test_scores_are_those_of_explicit_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model().double()
     images, labels = torch.randn(3, 3, 96, 96, dtype=torch.float64), torch.tensor([0, 3, 5])
-    scores = pmvit.score(model, [(images, labels)], progress=False)
+    scores = pmvit.measure(model, [(images, labels)], method="scored", progress=False)
     maps: list[Tensor] = []
     logits = model(images)
     for attention in (module for module in model.modules() if isinstance(module, nn.MultiheadAttention)):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import pmvit
-from pmvit.planning import predicted_macs
+from pmvit.planning import LayerPlan, predicted_macs
 from tests.helpers import small_vit
 
 import timm  # isort: skip
@@ -16,7 +16,7 @@ def uniform_plan(keep: float) -> pmvit.Plan:
     kept = round(keep * 196)
     groups = torch.arange(196) * kept // 196
     centres = [int(torch.nonzero(groups == group)[0]) for group in range(kept)]
-    layer = pmvit.LayerPlan(tuple(groups.tolist()), tuple(centres), (1.0,) * 196)
+    layer = LayerPlan(tuple(groups.tolist()), tuple(centres), (1.0,) * 196)
     return pmvit.Plan((14, 14), 12, dict.fromkeys(range(12), layer))
 
 
@@ -71,14 +71,14 @@ def test_planning_predicts_what_is_counted(options: dict[str, object]) -> None:
         small_vit("beit_base_patch16_224"),
         small_vit("eva02_tiny_patch14_224", img_size=84),
     ):
-        scores = pmvit.score(model, [], scorer="random")
+        scores = pmvit.measure(model, [], method="scored", scorer="random")
         made = pmvit.plan(scores, keep=0.5, **options)
         assert pmvit.flops(pmvit.compress(model, made)).macs == predicted_macs(scores, made)
         assert pmvit.flops(model).macs == scores.cost.macs
 
 
 def test_dense_matrices_cost_what_they_cost(small_model: nn.Module) -> None:
-    made = pmvit.plan(pmvit.score(small_model, [], scorer="random"), keep=0.5, prune=0.1)
+    made = pmvit.plan(pmvit.measure(small_model, [], method="scored", scorer="random"), keep=0.5, prune=0.1)
     sparse = pmvit.flops(pmvit.compress(small_model, made))
     dense = pmvit.flops(pmvit.compress(small_model, made, learn="dense"))
     products_dense = sum(2 * layer.num_kept * 36 * 48 for layer in made.layers.values())

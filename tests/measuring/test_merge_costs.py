@@ -17,7 +17,7 @@ from pmvit.measuring import Merge
 from pmvit.measuring.cost_recorder import EffectRecorder
 from pmvit.measuring.cost_run import add_combinations, probe
 from pmvit.measuring.flops import BlockCost
-from pmvit.measuring.merging import Clusters, Step, mirrored, neighbours, order_merges
+from pmvit.measuring.merging import BlockMerges, Clusters, mirrored, neighbours, order_merges
 from pmvit.planning import predicted_macs
 from pmvit.planning.measured import merged_layer
 from tests.helpers import small_vit
@@ -31,7 +31,7 @@ def images() -> Tensor:
 
 @pytest.fixture(scope="module")
 def merge_costs(images: Tensor) -> pmvit.MergeCosts:
-    return pmvit.measure_merge_costs(small_vit(), [images], progress=False)
+    return pmvit.measure(small_vit(), [images], method="measured", progress=False)
 
 
 def squared_error(effects: Tensor, group: list[int]) -> float:
@@ -45,7 +45,8 @@ def ordered(*effects: Tensor, near: Tensor | None = None, early: float = 1.0, ne
     """The merges of blocks with these effects, all of which cost the same a token."""
     near = torch.ones(effects[0].shape[1:], dtype=torch.bool) if near is None else near
     steps = [
-        Step(number, "block", Clusters(each, near), BlockCost(1000, 0, 0, 1)) for number, each in enumerate(effects)
+        BlockMerges(number, "block", Clusters(each, near), BlockCost(1000, 0, 0, 1))
+        for number, each in enumerate(effects)
     ]
     return list(order_merges(steps, 0, early=early, nested=nested))
 
@@ -63,7 +64,7 @@ def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
     with recorder:
         output = model(images)
     (direction * output).sum().backward()
-    effects = dict(zip(recorder.places(), recorder.collect(), strict=True))
+    effects = dict(zip(recorder.block_parts(), recorder.collect(), strict=True))
     keys, others = effects[1, "attention" if is_split else "block"][:, 0]
     recorder.remove_hooks()
     step, token, other = 1e-6, 4, 9
@@ -113,7 +114,7 @@ def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
         assert torch.allclose(sum(moved[name] for name in names), expected, rtol=1e-3)
 
 
-def test_the_order_is_greedy_and_prices_add_up() -> None:
+def test_the_order_is_greedy_and_costs_add_up() -> None:
     effects = torch.randn(10, 7, 7, generator=torch.Generator().manual_seed(4))
     groups = {token: [token] for token in range(7)}
     for merge in ordered(effects):
@@ -156,7 +157,7 @@ def test_equal_tokens_merge_for_nothing() -> None:
     with torch.no_grad():
         model.pos_embed.zero_()
     images = torch.randn(2, 3, 96, 48, generator=torch.Generator().manual_seed(7)).repeat(1, 1, 1, 2)
-    merge_costs = pmvit.measure_merge_costs(model, [images], groups="any", progress=False)
+    merge_costs = pmvit.measure(model, [images], method="measured", groups="any", progress=False)
     made = pmvit.plan(merge_costs, keep=(5 * 18 + 1) / (6 * 36))  # of the last MLP nobody reads a patch
     assert {layer.num_kept for layer in made.layers.values()} == {18}
     assert all(
@@ -194,7 +195,7 @@ def test_halves_are_nested_and_whole_blocks_are_not_split(images: Tensor, merge_
     made = pmvit.plan(merge_costs, keep=0.5)
     assert any(layer.mlp is not None for layer in made.layers.values())
     assert merge_costs.parts == (("attention", "mlp"),) * 3
-    whole = pmvit.measure_merge_costs(small_vit(), [images], parts="whole", progress=False)
+    whole = pmvit.measure(small_vit(), [images], method="measured", parts="whole", progress=False)
     assert whole.parts == (("block",),) * 3
     assert all(layer.mlp is None for layer in pmvit.plan(whole, keep=0.5).layers.values())
     with pytest.raises(pmvit.PmvitError, match="takes residual reconstruction; got pinv"):
@@ -240,7 +241,7 @@ def test_combinations_keep_squares() -> None:
 
 def test_batches_make_no_difference(images: Tensor, merge_costs: pmvit.MergeCosts) -> None:
     loader = [(images[:3], torch.zeros(3)), (images[3:], torch.zeros(3))]
-    by_batch = pmvit.measure_merge_costs(small_vit(), loader, images=5, progress=False)
+    by_batch = pmvit.measure(small_vit(), loader, method="measured", limit=5, progress=False)
     assert by_batch.images == 5
     assert by_batch.merges != merge_costs.merges
 
@@ -254,7 +255,10 @@ def test_mirror_images_count_alike(images: Tensor, merge_costs: pmvit.MergeCosts
     assert [merge.cost for merge in ordered(both)] == pytest.approx(
         [merge.cost for merge in ordered(other)], rel=1e-4, abs=1e-6
     )
-    assert pmvit.measure_merge_costs(small_vit(), [images], mirror=False, progress=False).merges != merge_costs.merges
+    assert (
+        pmvit.measure(small_vit(), [images], method="measured", mirror=False, progress=False).merges
+        != merge_costs.merges
+    )
 
 
 def test_budgets_are_met(merge_costs: pmvit.MergeCosts) -> None:
@@ -269,10 +273,10 @@ def test_budgets_are_met(merge_costs: pmvit.MergeCosts) -> None:
     assert 0 not in pmvit.plan(merge_costs, keep=0.6, skip=(0,)).layers
 
 
-def test_a_file_gives_the_same_prices(merge_costs: pmvit.MergeCosts, tmp_path: Path) -> None:
-    merge_costs.save(tmp_path / "prices.json")
-    assert pmvit.MergeCosts.load(tmp_path / "prices.json") == merge_costs
-    document = json.loads((tmp_path / "prices.json").read_text())
+def test_a_file_gives_the_same_merge_costs(merge_costs: pmvit.MergeCosts, tmp_path: Path) -> None:
+    merge_costs.save(tmp_path / "merge_costs.json")
+    assert pmvit.MergeCosts.load(tmp_path / "merge_costs.json") == merge_costs
+    document = json.loads((tmp_path / "merge_costs.json").read_text())
     document["merges"][3] = document["merges"][2]
     (tmp_path / "broken.json").write_text(json.dumps(document))
     with pytest.raises(pmvit.PmvitError, match=r"block \d: expected merges of two groups that are left"):
@@ -283,7 +287,8 @@ def test_the_first_version_of_the_file_is_read_as_merges_of_whole_blocks(
     merge_costs: pmvit.MergeCosts, tmp_path: Path
 ) -> None:
     of_attention = [merge for merge in merge_costs.merges if merge.part == "attention"]
-    config = {name: value for name, value in asdict(merge_costs.config).items() if name != "parts"}
+    config = {name: value for name, value in asdict(merge_costs.config).items() if name not in ("parts", "limit")}
+    config["images"] = merge_costs.config.limit
     first = {
         **asdict(merge_costs),
         "format": "pmvit-prices",
@@ -306,28 +311,31 @@ def test_mistakes_get_one_line(merge_costs: pmvit.MergeCosts, images: Tensor) ->
     with pytest.raises(pmvit.PmvitError, match="makes plans from scores; got merge costs"):
         pmvit.plan(merge_costs, keep=0.5, method="scored")
     with pytest.raises(pmvit.PmvitError, match="makes plans from merge costs; got scores"):
-        pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, method="measured")
+        pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.5, method="measured")
     with pytest.raises(pmvit.PmvitError, match="least_step: expected beside merge costs alone"):
-        pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, least_step=0.2)
+        pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.5, least_step=0.2)
     with pytest.raises(pmvit.PmvitError, match="least_step: expected a share from 0 to below 1, got 1"):
         pmvit.plan(merge_costs, keep=0.5, least_step=1.0)
     with pytest.raises(pmvit.PmvitError, match="the loader is empty"):
-        pmvit.measure_merge_costs(model, [], progress=False)
+        pmvit.measure(model, [], method="measured", progress=False)
     with pytest.raises(pmvit.PmvitError, match="block 0: what is measured is not finite"):
-        pmvit.measure_merge_costs(model, [images * torch.nan], progress=False)
-    with pytest.raises(pmvit.PmvitError, match="price the original"):
-        pmvit.measure_merge_costs(pmvit.compress(model, pmvit.plan(merge_costs, keep=0.5)), [images])
-    with pytest.raises(pmvit.PmvitError, match="a SwinTransformer attends inside windows: plan from scores"):
-        pmvit.measure_merge_costs(small_swin(), [images])
-    with pytest.raises(pmvit.PmvitError, match="images: expected a number above 0"):
-        replace(merge_costs.config, images=0)
+        pmvit.measure(model, [images * torch.nan], method="measured", progress=False)
+    with pytest.raises(pmvit.PmvitError, match="measure the original"):
+        pmvit.measure(pmvit.compress(model, pmvit.plan(merge_costs, keep=0.5)), [images], method="measured")
+    with pytest.raises(pmvit.PmvitError, match="a SwinTransformer attends inside windows: measure scores"):
+        pmvit.measure(small_swin(), [images], method="measured")
+    with pytest.raises(pmvit.PmvitError, match="limit: expected a number above 0"):
+        replace(merge_costs.config, limit=0)
 
 
 def test_measured_plans_keep_more_of_the_demo_model() -> None:
     """On other images and at the same cost, predictions stay nearer to the original's than with a plan from scores."""
     model = demo_model()
     train, test = (demo_loader(half, 64, 128) for half in ("train", "test"))
-    sources = pmvit.measure_merge_costs(model, train, progress=False), pmvit.score(model, train, progress=False)
+    sources = (
+        pmvit.measure(model, train, method="measured", progress=False),
+        pmvit.measure(model, train, method="scored", progress=False),
+    )
     measured, scored = (
         pmvit.evaluate(pmvit.compress(model, pmvit.plan(each, flops_share=0.7)), test, reference=model, progress=False)
         for each in sources

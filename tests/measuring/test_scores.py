@@ -54,7 +54,7 @@ def test_values_give_equation_9_on_a_real_model(deit_tiny: nn.Module, train_batc
     images, labels = train_batches[0][0][:4].double(), train_batches[0][1][:4]
     expected = explicit_scores(model, images, labels)["grad_attn"].mean(1).abs()
     with torch.no_grad():
-        got = pmvit.score(model, [(images, labels)], abs_per_sample=False, progress=False).values
+        got = pmvit.measure(model, [(images, labels)], method="scored", abs_per_sample=False, progress=False).values
     assert ((got - expected).abs().amax(1) / expected.amax(1)).max() < 1e-12
 
 
@@ -75,9 +75,11 @@ def test_every_scorer_is_its_formula(name: str, arguments: dict[str, object], sc
     model = small_vit(name, **arguments).double()
     if "class" in scorer and host_of(model).layout.num_prefix == 0:
         with pytest.raises(pmvit.PmvitError, match="needs a class token"):
-            pmvit.score(model, [], scorer=scorer)
+            pmvit.measure(model, [], method="scored", scorer=scorer)
         with pytest.raises(pmvit.PmvitError, match="needs a class token"):
-            pmvit.score(small_vit(class_token=False, reg_tokens=2, global_pool="avg"), [], scorer=scorer)
+            pmvit.measure(
+                small_vit(class_token=False, reg_tokens=2, global_pool="avg"), [], method="scored", scorer=scorer
+            )
         return
     images = torch.randn(3, *host_of(model).input_size(), dtype=torch.float64)
     labels = torch.tensor([0, 3, 6])
@@ -85,16 +87,16 @@ def test_every_scorer_is_its_formula(name: str, arguments: dict[str, object], sc
     for abs_per_sample in (False, True):
         expected = per_image.abs().mean(1) if abs_per_sample else per_image.mean(1).abs()
         options = {"scorer": scorer, "abs_per_sample": abs_per_sample, "progress": False}
-        got = pmvit.score(model, [(images, labels)], **options).values
+        got = pmvit.measure(model, [(images, labels)], method="scored", **options).values
         assert torch.allclose(got, expected, rtol=1e-9, atol=expected.max().item() * 1e-12)
 
 
 def test_iterations_are_averaged(small_model: nn.Module, small_batches: Batches) -> None:
-    singly = [pmvit.score(small_model, [batch], progress=False).values for batch in small_batches]
-    together = pmvit.score(small_model, small_batches, progress=False)
+    singly = [pmvit.measure(small_model, [batch], method="scored", progress=False).values for batch in small_batches]
+    together = pmvit.measure(small_model, small_batches, method="scored", progress=False)
     assert torch.allclose(together.values, torch.stack(singly).mean(0))
     assert (together.iterations, together.images) == (3, 12)
-    first_two = pmvit.score(small_model, small_batches, iterations=2, progress=False)
+    first_two = pmvit.measure(small_model, small_batches, method="scored", iterations=2, progress=False)
     assert torch.allclose(first_two.values, torch.stack(singly[:2]).mean(0))
 
 
@@ -107,7 +109,7 @@ def test_the_model_is_left_as_it_was(small_model: nn.Module, small_batches: Batc
     modes = [module.training for module in small_model.modules()]
     wanted = [parameter.requires_grad for parameter in small_model.parameters()]
     weights = copy.deepcopy(small_model.state_dict())
-    scores = pmvit.score(small_model, small_batches, progress=False)
+    scores = pmvit.measure(small_model, small_batches, method="scored", progress=False)
     assert [module.training for module in small_model.modules()] == modes
     assert [parameter.requires_grad for parameter in small_model.parameters()] == wanted
     assert [block.attn.fused_attn for block in small_model.blocks] == [True, True, False]
@@ -116,20 +118,20 @@ def test_the_model_is_left_as_it_was(small_model: nn.Module, small_batches: Batc
     assert all(torch.equal(value, weights[name]) for name, value in small_model.state_dict().items())
     assert not any(block._forward_pre_hooks or block._forward_hooks for block in small_model.blocks)
     small_model.set_grad_checkpointing(False)
-    assert torch.equal(scores.values, pmvit.score(small_model, small_batches, progress=False).values)
+    assert torch.equal(scores.values, pmvit.measure(small_model, small_batches, method="scored", progress=False).values)
 
 
 def test_labels_can_be_the_models_own(small_model: nn.Module, small_batches: Batches) -> None:
     with torch.no_grad():
         predicted = [(images, small_model(images).argmax(1)) for images, _ in small_batches]
     images_alone = [images for images, _ in small_batches]
-    expected = pmvit.score(small_model, predicted, progress=False).values
-    got = pmvit.score(small_model, images_alone, loss="predicted", progress=False).values
+    expected = pmvit.measure(small_model, predicted, method="scored", progress=False).values
+    got = pmvit.measure(small_model, images_alone, method="scored", loss="predicted", progress=False).values
     assert torch.equal(got, expected)
-    entropy = pmvit.score(small_model, images_alone, loss="entropy", progress=False).values
+    entropy = pmvit.measure(small_model, images_alone, method="scored", loss="entropy", progress=False).values
     assert not torch.allclose(entropy, expected)
     with pytest.raises(pmvit.PmvitError, match=r'got images alone: use loss="predicted"'):
-        pmvit.score(small_model, images_alone, progress=False)
+        pmvit.measure(small_model, images_alone, method="scored", progress=False)
 
 
 def test_an_interrupted_run_goes_on(small_model: nn.Module, small_batches: Batches, tmp_path: Path) -> None:
@@ -139,30 +141,32 @@ def test_an_interrupted_run_goes_on(small_model: nn.Module, small_batches: Batch
 
     partial = tmp_path / "partial.json"
     with pytest.raises(KeyboardInterrupt):
-        pmvit.score(small_model, interrupted(), checkpoint=partial, progress=False)
+        pmvit.measure(small_model, interrupted(), method="scored", checkpoint=partial, progress=False)
     assert pmvit.Scores.load(partial, PARTIAL_FORMAT).iterations == 2
 
     def changed_where_done() -> Iterator[tuple[Tensor, Tensor]]:
         yield from [(torch.zeros_like(images), labels) for images, labels in small_batches[:2]]
         yield small_batches[2]
 
-    resumed = pmvit.score(small_model, changed_where_done(), checkpoint=partial, progress=False)
-    assert torch.equal(resumed.values, pmvit.score(small_model, small_batches, progress=False).values)
+    resumed = pmvit.measure(small_model, changed_where_done(), method="scored", checkpoint=partial, progress=False)
+    assert torch.equal(
+        resumed.values, pmvit.measure(small_model, small_batches, method="scored", progress=False).values
+    )
     assert resumed.iterations == 3
 
     other = small_vit()
     with torch.no_grad():
         other.blocks[0].mlp.fc1.weight.add_(1)
     with pytest.raises(pmvit.PmvitError, match="partial scores of other weights"):
-        pmvit.score(other, interrupted(), checkpoint=partial, progress=False)
+        pmvit.measure(other, interrupted(), method="scored", checkpoint=partial, progress=False)
     with pytest.raises(pmvit.PmvitError, match="partial scores of other configuration"):
-        pmvit.score(small_model, interrupted(), scorer="grad", checkpoint=partial, progress=False)
+        pmvit.measure(small_model, interrupted(), method="scored", scorer="grad", checkpoint=partial, progress=False)
     with pytest.raises(pmvit.PmvitError, match="partial scores of other data"):
-        pmvit.score(small_model, small_batches, checkpoint=partial, progress=False)
+        pmvit.measure(small_model, small_batches, method="scored", checkpoint=partial, progress=False)
 
 
 def test_scores_survive_a_file(small_model: nn.Module, small_batches: Batches, tmp_path: Path) -> None:
-    scores = pmvit.score(small_model, small_batches, progress=False)
+    scores = pmvit.measure(small_model, small_batches, method="scored", progress=False)
     scores.save(tmp_path / "scores.json")
     loaded = pmvit.Scores.load(tmp_path / "scores.json")
     assert torch.equal(loaded.values, scores.values)
@@ -186,11 +190,11 @@ def test_bad_scores_name_the_layer(small_model: nn.Module, small_batches: Batche
     with torch.no_grad():
         broken.blocks[1].attn.proj.weight.zero_()
     with pytest.raises(pmvit.PmvitError, match="block 1: all scores are zero"):
-        pmvit.score(broken, small_batches, progress=False)
+        pmvit.measure(broken, small_batches, method="scored", progress=False)
     with torch.no_grad():
         broken.blocks[2].attn.qkv.weight[0, 0] = float("nan")
     with pytest.raises(pmvit.PmvitError, match="block 0: the scores are not finite"):
-        pmvit.score(broken, small_batches, progress=False)
+        pmvit.measure(broken, small_batches, method="scored", progress=False)
 
 
 def test_input_that_does_not_fit_is_named(small_model: nn.Module, small_batches: Batches) -> None:
@@ -203,14 +207,16 @@ def test_input_that_does_not_fit_is_named(small_model: nn.Module, small_batches:
         ([], {"iterations": 0}, "iterations: expected 1 or more"),
     ]:
         with pytest.raises(pmvit.PmvitError, match=message):
-            pmvit.score(small_model, batches, progress=False, **options)
-    small = pmvit.compress(small_model, pmvit.plan(pmvit.score(small_model, [], scorer="random"), keep=0.5))
-    with pytest.raises(pmvit.PmvitError, match="expected an uncompressed model to score"):
-        pmvit.score(small, small_batches, progress=False)
+            pmvit.measure(small_model, batches, method="scored", progress=False, **options)
+    small = pmvit.compress(
+        small_model, pmvit.plan(pmvit.measure(small_model, [], method="scored", scorer="random"), keep=0.5)
+    )
+    with pytest.raises(pmvit.PmvitError, match="expected an uncompressed model to measure"):
+        pmvit.measure(small, small_batches, method="scored", progress=False)
 
 
 def test_random_scores_depend_on_the_seed_alone(small_model: nn.Module) -> None:
-    draws = [pmvit.score(small_model, [], scorer="random", seed=seed).values for seed in (0, 0, 1)]
+    draws = [pmvit.measure(small_model, [], method="scored", scorer="random", seed=seed).values for seed in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
 
@@ -220,7 +226,7 @@ def _score_half(rank: int, rendezvous: str, output: str, batches: Batches) -> No
     half = slice(2 * rank, 2 * rank + 2)
     for abs_per_sample in (False, True):
         mine = [(images[half], labels[half]) for images, labels in batches]
-        scores = pmvit.score(small_vit(), mine, abs_per_sample=abs_per_sample, progress=False)
+        scores = pmvit.measure(small_vit(), mine, method="scored", abs_per_sample=abs_per_sample, progress=False)
         scores.save(f"{output}/{rank}-{abs_per_sample}.json")
     torch.distributed.destroy_process_group()
 
@@ -228,7 +234,9 @@ def _score_half(rank: int, rendezvous: str, output: str, batches: Batches) -> No
 def test_two_processes_find_what_one_finds(small_model: nn.Module, small_batches: Batches, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_score_half, (str(tmp_path / "rendezvous"), str(tmp_path), small_batches), nprocs=2)
     for abs_per_sample in (False, True):
-        alone = pmvit.score(small_model, small_batches, abs_per_sample=abs_per_sample, progress=False)
+        alone = pmvit.measure(
+            small_model, small_batches, method="scored", abs_per_sample=abs_per_sample, progress=False
+        )
         for rank in range(2):
             scores = pmvit.Scores.load(tmp_path / f"{rank}-{abs_per_sample}.json")
             assert torch.allclose(scores.values, alone.values, rtol=1e-4)

@@ -10,6 +10,7 @@ from torch import nn
 import pmvit
 from pmvit.compression import compression_of
 from pmvit.evaluation.classification import evaluate
+from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.loading import open_loader
 from pmvit.methods import Tome, make_method
 from pmvit.methods.attention import take
@@ -94,7 +95,7 @@ def test_tome_segments() -> None:
     costs = [pmvit.flops(each).macs for each in (reduced, skipping, model)]
     assert costs == sorted(set(costs))
     labels = torch.randint(3, (2, 64, 96))
-    found = pmvit.evaluate_segmentation(reduced, [(images, labels)], reference=model, progress=False)
+    found = evaluate_segmentation(reduced, [(images, labels)], reference=model, progress=False)
     assert found.gflops == pmvit.flops(reduced).gflops
     reduced.train()(images).square().sum().backward()
     assert [name for name, weight in reduced.named_parameters() if weight.grad is None] == []

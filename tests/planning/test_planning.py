@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.measuring import ScoreConfig
+from pmvit.config import PAPER, ScoreConfig
 from pmvit.measuring.flops import BlockCost, ModelCost
-from pmvit.planning import PAPER, predicted_macs
+from pmvit.planning import LayerPlan, predicted_macs
 from pmvit.planning.grouping import group_layer, smooth, weigh
 from pmvit.planning.ranking import comparable, partition
 from pmvit.prune_merge import PRUNED
@@ -31,7 +31,7 @@ def scores() -> pmvit.Scores:
     return make_scores(torch.rand(5, 42, generator=generator) + 0.01, (6, 7))
 
 
-def layer_of(kept: list[int], pruned: list[int], grid: tuple[int, int], **options: Any) -> pmvit.LayerPlan:
+def layer_of(kept: list[int], pruned: list[int], grid: tuple[int, int], **options: Any) -> LayerPlan:
     masks = torch.zeros(2, grid[0] * grid[1], dtype=torch.bool)
     masks[0, kept] = True
     masks[1, pruned] = True
@@ -218,12 +218,12 @@ def test_a_speedup_is_bisected_on_measurements(scores: pmvit.Scores) -> None:
         measured.append(made.keep)
         return 1 / made.keep
 
-    made = pmvit.plan(scores, speedup=1.6, measure=measure)
+    made = pmvit.plan(scores, speedup=1.6, meter=measure)
     assert 1 / made.keep >= 1.6
     assert made.keep == pytest.approx(1 / 1.6, abs=0.015)
     assert len(measured) < 10
     with pytest.raises(pmvit.PmvitError, match="of the original's time"):
-        pmvit.plan(scores, speedup=1000.0, measure=measure)
+        pmvit.plan(scores, speedup=1000.0, meter=measure)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +235,14 @@ def test_a_speedup_is_bisected_on_measurements(scores: pmvit.Scores) -> None:
         ({"keep": 60}, "keep: expected a share above 0 and up to 1, got 60"),
         ({"keep": 0.5, "prune": 1.0}, "prune: expected a share from 0"),
         ({"keep": 0.8, "prune": 0.3}, "keep \\+ prune to be at most 1"),
-        ({"keep": 0.5, "grouping": "columns"}, "grouping: expected one of row"),
-        ({"keep": 0.5, "weights": "gauss"}, "weights: expected one of normalize"),
-        ({"keep": 0.5, "reconstruct": "svd"}, "reconstruct: expected one of pinv"),
+        ({"keep": 0.5, "grouping": "columns"}, "grouping: expected one of grid, row, segment"),
+        ({"keep": 0.5, "weights": "gauss"}, "weights: expected one of sum, average"),
+        ({"keep": 0.5, "reconstruct": "svd"}, "reconstruct: expected one of residual, pinv"),
         ({"keep": 0.5, "skip": (7,)}, "skip: expected blocks from -5 to 4, got 7"),
         ({"keep": 0.5, "skip": range(5)}, "all 5 blocks are skipped"),
         ({"gflops": 9.0}, "there is nothing to compress"),
         ({"flops_share": 0.001}, "what one token a block costs"),
-        ({"speedup": 2.0}, "pass measure="),
+        ({"speedup": 2.0}, "pass meter="),
         ({"speedup": 0.0}, "speedup: expected a finite number above 0"),
         ({"gflops": float("nan")}, "gflops: expected a finite number above 0"),
     ],
@@ -292,7 +292,7 @@ def edited(made: pmvit.Plan, **changes: Any) -> str:
         ({"grid": "6x7"}, "grid: expected two positive whole numbers"),
         ({"depth": 2}, "block 2: expected a block from 0 to 1"),
         ({"depth": "many"}, "depth: expected a whole number"),
-        ({"reconstruct": "magic"}, "reconstruct: expected pinv or residual"),
+        ({"reconstruct": "magic"}, "reconstruct: expected residual or pinv"),
         ({"attention_bias": 1}, "attention_bias: expected true or false"),
         ({"layers": []}, "layers: expected an object"),
         ({"layers__0__groups__0__members": [1, 1], "layers__0__groups__0__weights": [1, 1]}, "must not overlap"),

@@ -12,6 +12,7 @@ from PIL import Image
 
 import pmvit
 from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.bench.run import overhead
 from pmvit.runtime.bench.variants import VARIANTS, variant, with_all_kept, with_operations_in_place
 from pmvit.runtime.blocks.graph import PartialBlock
 from tests.helpers import small_plan, small_vit
@@ -111,7 +112,7 @@ def test_overhead_has_everything_in_place_and_changes_nothing(small: Any) -> Non
     with torch.inference_mode():
         assert torch.allclose(placed(images), small_vit()(images), atol=1e-4)
     assert all(wrapper.num_groups == 36 for wrapper in placed.blocks)
-    rows = pmvit.overhead(small, batch=2, rounds=3, threads=1).rows
+    rows = overhead(small, batch=2, rounds=3, threads=1).rows
     assert [row.variant for row in rows][:2] == ["original", "prune and merge"]
     assert len(rows) == 7
     assert not any(isinstance(module, PruneMerge) for module in with_all_kept(small).modules())

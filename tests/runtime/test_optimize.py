@@ -251,7 +251,7 @@ def test_an_optimised_model_is_not_taken_for_another() -> None:
         lambda: pmvit.compress(fast, small_plan(model)),
         lambda: pmvit.export(fast, "nowhere.onnx"),
         lambda: pmvit.finetune(fast, train=[(images(), torch.zeros(2, dtype=torch.long))]),
-        lambda: pmvit.score(fast, [(images(), torch.zeros(2, dtype=torch.long))]),
+        lambda: pmvit.measure(fast, [(images(), torch.zeros(2, dtype=torch.long))], method="scored"),
     ):
         with pytest.raises(pmvit.PmvitError, match="is optimised for inference"):
             wrong()

@@ -21,6 +21,6 @@ def test_speed_is_measured_in_turns() -> None:
 
 def test_the_meter_measures_a_plan() -> None:
     model = small_vit(img_size=224, depth=4)
-    scores = pmvit.score(model, [], scorer="random")
+    scores = pmvit.measure(model, [], method="scored", scorer="random")
     measure = speedup_meter(model, torch.randn(8, 3, 224, 224))
     assert measure(pmvit.plan(scores, keep=0.1)) > measure(pmvit.plan(scores, keep=0.9))

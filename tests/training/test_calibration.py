@@ -16,7 +16,9 @@ from tests.helpers import QUIET, Batches, compressed, same, small_vit
 def test_a_calibrated_model_is_nearer_to_its_original_on_other_images() -> None:
     model = demo_model()
     train, test = demo_loader("train", 20, 120), demo_loader("test", 200, 200)
-    small = pmvit.compress(model, pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.3, prune=0.1))
+    small = pmvit.compress(
+        model, pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.3, prune=0.1)
+    )
     before = pmvit.evaluate(small, test, reference=model, progress=False)
     pmvit.calibrate(small, [images for images, _ in train], teacher=model, epochs=1, progress=False)
     after = pmvit.evaluate(small, test, reference=model, progress=False)
@@ -46,7 +48,7 @@ def test_corrected_biases_give_back_the_mean_of_every_block(small_batches: Batch
     After the last block, where nothing but the class token is read, it is the mean of that alone.
     """
     teacher = small_vit()
-    scores = pmvit.score(teacher, [], scorer="random")
+    scores = pmvit.measure(teacher, [], method="scored", scorer="random")
     model = pmvit.compress(teacher, pmvit.plan(scores, keep=0.5, prune=0.0))
     images = small_batches[0][0]
     before = shifts(model, teacher, images)
@@ -57,7 +59,7 @@ def test_corrected_biases_give_back_the_mean_of_every_block(small_batches: Batch
 def test_biases_bring_a_plan_nearer_whose_last_mlp_sees_no_patch() -> None:
     """Measured plans leave garbage where nobody looks; it must not count."""
     model = demo_model()
-    merge_costs = pmvit.measure_merge_costs(model, demo_loader("train", 64, 128), progress=False)
+    merge_costs = pmvit.measure(model, demo_loader("train", 64, 128), method="measured", progress=False)
     small = pmvit.compress(model, pmvit.plan(merge_costs, flops_share=0.5))
     test = demo_loader("test", 200, 400)
     before = pmvit.evaluate(small, test, reference=model, progress=False)

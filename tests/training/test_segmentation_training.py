@@ -17,6 +17,7 @@ from pmvit.data.batches import IGNORED
 from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import open_pairs
 from pmvit.evaluation import segmentation
+from pmvit.evaluation.segmentation import SegmentationEvaluation
 from pmvit.evaluation.validation import evaluation_from
 from pmvit.training import StoppedError
 from pmvit.training.loss import cross_entropy, divergence
@@ -53,7 +54,9 @@ def segmenter() -> nn.Module:
 
 
 def compressed(model: nn.Module) -> nn.Module:
-    return pmvit.compress(model, pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, skip=(0, -1)))
+    return pmvit.compress(
+        model, pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.5, skip=(0, -1))
+    )
 
 
 _step = Trainer._step
@@ -92,7 +95,7 @@ def test_learns_masks_and_resumes_bit_identical(masks: Path, tmp_path: Path, mon
     teacher = segmenter()
     options: dict[str, Any] = {**QUICK, "alpha": 0.0, "epochs": 6, "color_jitter": 0.2, "progress": False}
     first = pmvit.finetune(teacher, train=masks, val=masks, output=tmp_path / "first", first_label=1, **options)
-    assert isinstance(first.last, pmvit.SegmentationEvaluation)
+    assert isinstance(first.last, SegmentationEvaluation)
     assert first.last.miou is not None
     assert first.last.images == 4
     assert first.last.miou > 0.6
@@ -122,7 +125,7 @@ def test_without_masks_the_teacher_alone_is_learnt(masks: Path) -> None:
     small = compressed(model)
     options: dict[str, Any] = {**QUICK, "labels": False, "progress": False}
     result = pmvit.finetune(small, train=masks / "images" / "train", val=masks / "images" / "val", **options)
-    assert isinstance(result.last, pmvit.SegmentationEvaluation)
+    assert isinstance(result.last, SegmentationEvaluation)
     assert result.last.miou is None
     assert result.last.agreement is not None
     assert result.last.agreement > 0.5

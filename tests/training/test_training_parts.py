@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pmvit
+from pmvit.config import PRESETS, FinetuneConfig
+from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.chain import maps_of
-from pmvit.training import PRESETS, FinetuneConfig
 from pmvit.training.loss import divergence, finetune_loss, token_distance
 from pmvit.training.matrices import matrix_parameters, parameter_groups
 from pmvit.training.metrics import read_metrics
@@ -86,7 +87,7 @@ def test_matrices_learn_as_scheduled(
     schedule: str, learnable: int, reconstruct: str, small_batches: Batches, tmp_path: Path
 ) -> None:
     model = compressed(reconstruct=reconstruct)
-    wrapped = [module for module in model.modules() if isinstance(module, pmvit.PruneMerge)]
+    wrapped = [module for module in model.modules() if isinstance(module, PruneMerge)]
     support = [(module.merge_matrix() != 0, module.reconstruct_matrix() != 0) for module in wrapped]
     options = {**QUIET, "epochs": 3, "lr": 0.01, "warmup_epochs": 0, "matrices": schedule}
     pmvit.finetune(model, train=small_batches, output=tmp_path, freeze_matrices_after=1, **options)
@@ -107,7 +108,7 @@ def test_a_token_alone_in_its_group_keeps_its_weight(small_batches: Batches) -> 
     model = compressed()
     pmvit.finetune(model, train=small_batches, epochs=2, lr=0.01, matrices="learnable", progress=False)
     for module in model.modules():
-        if isinstance(module, pmvit.PruneMerge):
+        if isinstance(module, PruneMerge):
             assert 0 < module.merge_shared.sum() < module.merge_shared.numel()
             for weights, is_shared in (
                 (module.merge_weights, module.merge_shared),

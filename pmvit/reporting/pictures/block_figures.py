@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from pmvit.config.planning import Reconstruct
 from pmvit.measuring import Scores
-from pmvit.prune_merge import Reconstruct
 from pmvit.reporting.blocks import Block, planned
 from pmvit.reporting.images import InputImages
 from pmvit.reporting.pictures.cam import HEAT, MOST, Explained, agreement, heat

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from matplotlib import colormaps
 from torch import Tensor
 
+from pmvit.config.planning import Reconstruct
 from pmvit.planning import LayerPlan
-from pmvit.prune_merge import PRUNED, Reconstruct
+from pmvit.prune_merge import PRUNED
 from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, Colour
 from pmvit.reporting.pictures.figure import Bytes
 from pmvit.reporting.pictures.tiles import patch_side

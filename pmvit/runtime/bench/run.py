@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pmvit._system import keep_freed_memory
 from pmvit.compression import compress, plan_of
+from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import TITLES
 from pmvit.hosts import host_of
@@ -28,7 +29,6 @@ from pmvit.runtime.bench.memory import Openable, peak_memory
 from pmvit.runtime.bench.table import Benchmark, BenchmarkRow
 from pmvit.runtime.bench.timing import interleave, speedup
 from pmvit.runtime.bench.variants import VARIANTS, original, variant, with_all_kept, with_operations_in_place
-from pmvit.runtime.blocks.build import Target
 from pmvit.runtime.export.quantize import QUANTIZERS
 from pmvit.runtime.export.run import built_in_images
 from pmvit.runtime.export.targets import RUNTIMES, Run, inferring, quietly, runtime_called

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.compression import compress, compression_of, decompress
+from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.hosts import Host, TokenLayout, host_of
 from pmvit.measuring.flops import flops
@@ -17,7 +18,6 @@ from pmvit.methods import Tome
 from pmvit.methods.budget import nearest
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
-from pmvit.runtime.blocks.build import Target
 from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
 from pmvit.runtime.optimize import in_windows, optimize_for_inference
 from pmvit.runtime.stages import OnGroups

@@ -8,11 +8,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from pmvit.config.inference import Target
 from pmvit.hosts.parts import PlainMlp, PlainParts
 from pmvit.runtime.blocks.eager import FlatAttention, FlatBlock, FlatMlp
 from pmvit.runtime.blocks.graph import PartialAttention, PartialBlock, PartialMlp
 
-Target = Literal["eager", "graph", "onnx"]
 Half = Literal["attention", "mlp"]  # of a block, each with what normalises before it and the addition after it
 
 

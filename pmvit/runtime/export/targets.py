@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from pmvit._system import avoid_broken_amx
+from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.hosts.outputs import as_tensor
-from pmvit.runtime.blocks.build import Target
 
 Run = Callable[[Tensor], Tensor]
 OPSET = 20  # the first with Gelu, which runtimes then need not recognise in five operators

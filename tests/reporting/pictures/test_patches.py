@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from pmvit.config.planning import Reconstruct
 from pmvit.planning import LayerPlan
-from pmvit.prune_merge import PruneMerge, Reconstruct, pseudo_inverse
+from pmvit.prune_merge import PruneMerge, pseudo_inverse
 from pmvit.reporting.pictures.colours import NEUTRAL
 from pmvit.reporting.pictures.figure import BACKGROUND, Box, Layer, PixelFigure, in_lines, shortened, text_width
 from pmvit.reporting.pictures.patches import (

@@ -15,7 +15,9 @@ import pmvit
 from pmvit.cli import app
 from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import open_pairs
+from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.hosts import host_of
+from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, distances, palette, to_oklab
 from pmvit.reporting.pictures.overlays import (
     BETTER,
@@ -30,7 +32,7 @@ from pmvit.reporting.pictures.overlays import (
 )
 from pmvit.reporting.pictures.segmentation import LEAST_WIDTH, TILE, Segmentation, SegmentedImage
 from pmvit.reporting.pictures.tiles import MARGIN, SPACE
-from pmvit.reporting.pictures.tradeoff import tradeoff_figure
+from pmvit.reporting.pictures.tradeoff import draw_tradeoff, tradeoff_figure
 from tests.data.test_segmentation_data import plain, write_image
 from tests.helpers import small_vit
 from tests.segmenters import small_segmenter
@@ -47,13 +49,15 @@ def colours_of(picture: Image.Image) -> set[tuple[int, int, int]]:
 
 
 @pytest.fixture(scope="module")
-def original() -> pmvit.Segmenter:
+def original() -> Segmenter:
     return small_segmenter()
 
 
 @pytest.fixture(scope="module")
-def small(original: pmvit.Segmenter) -> pmvit.Segmenter:
-    return pmvit.compress(original, pmvit.plan(pmvit.score(original, [], scorer="random"), keep=0.5, prune=0.1))
+def small(original: Segmenter) -> Segmenter:
+    return pmvit.compress(
+        original, pmvit.plan(pmvit.measure(original, [], method="scored", scorer="random"), keep=0.5, prune=0.1)
+    )
 
 
 @pytest.mark.parametrize(("classes", "least"), [(7, 0.07), (20, 0.06), (150, 0.02)])
@@ -84,7 +88,7 @@ def test_better_and_worse_by_hand() -> None:
     assert differences(first, second, None).tolist() == [[SAME, *[CHANGED] * 5]]
 
 
-def test_a_model_that_keeps_all_differs_nowhere(original: pmvit.Segmenter, tmp_path: Path) -> None:
+def test_a_model_that_keeps_all_differs_nowhere(original: Segmenter, tmp_path: Path) -> None:
     folder = plain(tmp_path, [0, 1, 2, 255], count=1)
     kept = pmvit.compress(original, pmvit.Plan.keep_all((4, 6), 6))
     (found,) = pmvit.segment(kept, folder, progress=False).images
@@ -95,15 +99,13 @@ def test_a_model_that_keeps_all_differs_nowhere(original: pmvit.Segmenter, tmp_p
     assert np.array_equal(np.asarray(blank), np.repeat(grey.round().astype(np.uint8)[..., None], 3, -1))
 
 
-def test_what_is_drawn_is_what_evaluation_measures(
-    original: pmvit.Segmenter, small: pmvit.Segmenter, tmp_path: Path
-) -> None:
+def test_what_is_drawn_is_what_evaluation_measures(original: Segmenter, small: Segmenter, tmp_path: Path) -> None:
     folder = plain(tmp_path / "data", [1, 2, 3, 0], count=1)
     made = pmvit.segment(small, folder, original=original, first_label=1, stride=32, progress=False)
     (found,) = made.images
     config = host_of(small).data_config()
     loader = create_loader(open_pairs(folder, 3, first_label=1), config, whole=True, workers=0)
-    expected = pmvit.evaluate_segmentation(small, loader, reference=original, stride=32, progress=False)
+    expected = evaluate_segmentation(small, loader, reference=original, stride=32, progress=False)
     assert (found.agreement, found.compressed_miou, found.original_miou) == (
         expected.agreement,
         expected.miou,
@@ -129,7 +131,7 @@ def test_what_is_drawn_is_what_evaluation_measures(
     assert len(tops) == 1  # to the pixel
 
 
-def test_images_alone_and_one_model_alone(original: pmvit.Segmenter, small: pmvit.Segmenter, tmp_path: Path) -> None:
+def test_images_alone_and_one_model_alone(original: Segmenter, small: Segmenter, tmp_path: Path) -> None:
     for number in range(5):
         write_image(tmp_path / f"{number}.png", size=(300, 200), seed=number)
     made = pmvit.segment(small, tmp_path, images=2, progress=False)
@@ -152,7 +154,7 @@ def test_the_legend_has_the_classes_that_are_there() -> None:
     assert colours_of(picture) & set(palette(150)) == {palette(150)[0], palette(150)[149]}
 
 
-def test_what_cannot_be_drawn_is_said_in_a_line(small: pmvit.Segmenter, tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_said_in_a_line(small: Segmenter, tmp_path: Path) -> None:
     folder = plain(tmp_path / "data", [0, 1, 2], count=2)
     names = tmp_path / "names.txt"
     names.write_text("pet\nbackground\n")
@@ -179,7 +181,7 @@ def test_what_cannot_be_drawn_is_said_in_a_line(small: pmvit.Segmenter, tmp_path
         pmvit.segment(small, folder, progress=False)
 
 
-def test_the_command_writes_and_measures(original: pmvit.Segmenter, small: pmvit.Segmenter, tmp_path: Path) -> None:
+def test_the_command_writes_and_measures(original: Segmenter, small: Segmenter, tmp_path: Path) -> None:
     folder = plain(tmp_path / "data", [0, 1, 2], count=3)
     pmvit.save(small, tmp_path / "small")
     pmvit.save(original, tmp_path / "original")
@@ -217,7 +219,7 @@ def test_a_line_for_each_method_and_stage(tmp_path: Path) -> None:
     assert drawn["original"].tolist() == [[1.4, 82.0]]
     expected = [[keep, 100 * (0.8 * keep**0.1 - 0.1)] for keep in (0.5, 0.8)]
     assert drawn["b, tuned"] == pytest.approx(np.array(expected))
-    path = pmvit.draw_tradeoff(rows(), tmp_path / "curves.png")
+    path = draw_tradeoff(rows(), tmp_path / "curves.png")
     with Image.open(path) as picture:
         assert picture.width > 2 * 500
     without_speed = [{key: value for key, value in row.items() if key != "fps"} for row in rows()]
@@ -245,9 +247,9 @@ def test_rows_that_cannot_be_drawn(change: dict[str, Any], message: str) -> None
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(pmvit.PmvitError, match="expected rows to draw, got none"):
-        pmvit.draw_tradeoff([], tmp_path / "curves.png")
+        draw_tradeoff([], tmp_path / "curves.png")
     with pytest.raises(pmvit.PmvitError, match="expected watts in some row"):
-        pmvit.draw_tradeoff(rows(), tmp_path / "curves.png", costs=("watts",))
+        draw_tradeoff(rows(), tmp_path / "curves.png", costs=("watts",))
     with pytest.raises(pmvit.PmvitError, match="row 0: expected an object"):
-        pmvit.draw_tradeoff([3], tmp_path / "curves.png")  # type: ignore[list-item]
+        draw_tradeoff([3], tmp_path / "curves.png")  # type: ignore[list-item]
     assert not list(tmp_path.iterdir())

@@ -105,7 +105,7 @@ def test_grad_cam_by_hand() -> None:
 
 def test_blocks_as_data(tmp_path: Path) -> None:
     model = small_vit()
-    scores = pmvit.score(model, [], scorer="random")
+    scores = pmvit.measure(model, [], method="scored", scorer="random")
     plan = pmvit.plan(scores, keep=0.5, prune=0.1)
     small: Any = pmvit.compress(model, plan)
     blocks = json.loads(json.dumps(describe_blocks(small, scores)))
@@ -123,7 +123,9 @@ def test_blocks_as_data(tmp_path: Path) -> None:
     with torch.no_grad():
         small.blocks[0].merge_weights.mul_(3)
     assert describe_blocks(small)[0]["weights"] == pytest.approx([3 * weight for weight in plan.layers[0].weights])
-    swin = pmvit.compress(small_swin(), pmvit.plan(pmvit.score(small_swin(), [], scorer="random"), keep=0.6))
+    swin = pmvit.compress(
+        small_swin(), pmvit.plan(pmvit.measure(small_swin(), [], method="scored", scorer="random"), keep=0.6)
+    )
     described = describe_blocks(swin)
     assert [block["grid"] for block in described] == [[28, 28], [28, 28], [14, 14], [14, 14]]
     assert described[1]["windows"] == {"size": [7, 7], "shift": [3, 3]}
@@ -146,7 +148,9 @@ def test_weights_are_those_of_the_model(learn: Any, reconstruct: Any) -> None:
 @pytest.mark.parametrize("kind", ["timm Swin", "Segmenter", "YOLOS"])
 def test_pictures_of_any_model(kind: str, tmp_path: Path) -> None:
     model = MODELS[kind]()
-    small = pmvit.compress(model, pmvit.plan(pmvit.score(model, [], scorer="random"), keep=0.5, prune=0.1))
+    small = pmvit.compress(
+        model, pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.5, prune=0.1)
+    )
     write_image(tmp_path / "a.png", size=(90, 70), seed=0)
     made = pmvit.visualize(small, tmp_path / "a.png", tmp_path / "out", formats="png", progress=False)
     (written,) = made.images.values()
@@ -158,7 +162,7 @@ def test_pictures_of_any_model(kind: str, tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     model = small_vit()
-    scores = pmvit.score(model, [], scorer="random")
+    scores = pmvit.measure(model, [], method="scored", scorer="random")
     saved = tmp_path / "saved"
     pmvit.save(pmvit.compress(model, pmvit.plan(scores, keep=0.5, prune=0.1)), saved)
     for number in range(5):
@@ -192,7 +196,7 @@ def test_what_cannot_be_drawn_is_said_in_a_line(tmp_path: Path) -> None:
     broken = tmp_path / "b.png"
     broken.write_bytes(b"no image")
     small = compressed()
-    other = pmvit.score(small_vit(img_size=64), [], scorer="random")
+    other = pmvit.measure(small_vit(img_size=64), [], method="scored", scorer="random")
     wrong: list[tuple[nn.Module, dict[str, Any], str]] = [
         (small_vit(), {}, "expected a compressed model, got one that is not"),
         (tome(small_vit(), 4), {}, "got one with ToMe: it chooses tokens anew for every image"),

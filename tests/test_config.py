@@ -1,0 +1,139 @@
+"""Options: each written once, without torch, as the verbs, type checkers and help texts have them."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+import pmvit
+from pmvit import config, methods
+from pmvit.cli import completion, options
+from pmvit.config.training import Preset
+from pmvit.hosts.segmenter.model import DecoderKind
+from pmvit.runtime.bench.variants import VARIANTS
+from pmvit.runtime.export.targets import RUNTIMES
+
+CONFIGS = [
+    config.ScoreConfig,
+    config.MergeCostConfig,
+    config.PlanConfig,
+    config.FinetuneConfig,
+    config.InferenceConfig,
+]
+KEYWORDS: dict[Any, tuple[Any, list[type]]] = {
+    pmvit.measure: (config.MeasureOptions, [config.ScoreConfig, config.MergeCostConfig]),
+    pmvit.plan: (config.PlanOptions, [config.PlanConfig]),
+    pmvit.optimize_for_inference: (config.InferenceOptions, [config.InferenceConfig]),
+}
+
+
+def test_options_need_no_torch() -> None:
+    code = "import sys, pmvit.config; sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, options.ModelOptions, options.Reading], ids=lambda kind: kind.__name__)
+def test_every_option_is_explained(kind: type) -> None:
+    """In the order in which the fields stand, in a sentence that fits a help text."""
+    texts = options.attribute_texts(kind)
+    assert set(texts) == {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    assert all(10 < len(text) < 250 and "`" not in text for text in texts.values())
+
+
+@pytest.mark.parametrize("verb", KEYWORDS, ids=lambda verb: verb.__name__)
+def test_keywords_are_the_fields(verb: Any) -> None:
+    """What type checkers read of the keywords, and what `help` shows of them."""
+    keywords, kinds = KEYWORDS[verb]
+    expected: dict[str, Any] = {}
+    for kind in kinds:
+        expected |= {field.name: field for field in fields(kind) if field.name not in expected}  # type: ignore[arg-type]
+    hints = get_type_hints(keywords)
+    assert set(hints) == set(expected)
+    shown = inspect.signature(verb).parameters
+    for name, field in expected.items():
+        if name != "method":  # which a plan records as what it is made from
+            assert hints[name] == field.type, name
+        assert name in shown
+        assert shown[name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_a_type_checker_knows_the_keywords(tmp_path: Path) -> None:
+    lines = [
+        "import pmvit, torch",
+        "costs = pmvit.measure(torch.nn.Linear(1, 1), [])",
+        "made = pmvit.plan(costs, keep=0.6)",
+        'scores: pmvit.Scores = pmvit.measure(torch.nn.Linear(1, 1), [], method="scored", loss="entropy")',
+        "fast = pmvit.optimize_for_inference(pmvit.compress(torch.nn.Linear(1, 1), made))",
+        "wrong = pmvit.plan(costs, kep=0.6)",
+        "pmvit.prize(costs)",
+        'pmvit.measure(torch.nn.Linear(1, 1), [], loss="entrpy")',
+    ]
+    (tmp_path / "use.py").write_text("\n".join(lines) + "\n")
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--no-error-summary",
+        "--cache-dir",
+        str(tmp_path),
+        str(tmp_path / "use.py"),
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    errors = [line for line in said.splitlines() if ": error:" in line]
+    assert [int(line.split(":")[1]) for line in errors] == [6, 7, 8], said
+    assert 'Unexpected keyword argument "kep" for "plan"' in said
+
+
+def test_the_front_door_is_small_and_opens_every_room() -> None:
+    assert len(pmvit.__all__) <= 26
+    for name in pmvit.__all__:
+        assert getattr(pmvit, name).__name__ == name
+        assert name in dir(pmvit)
+    code = "import pmvit.reporting.page, pmvit; assert callable(pmvit.report) and pmvit.reporting.page.report"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    with pytest.raises(AttributeError, match="has no attribute 'score'"):
+        pmvit.score  # type: ignore[attr-defined]  # noqa: B018  # that is the point
+    assert "pmvit.compress(model, pmvit.plan(pmvit.measure(model, loader), keep=0.6))" in (pmvit.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        (
+            config.ScoreConfig,
+            {"loss": "label"},
+            "loss: expected one of labels, predicted, .*; got 'label'",
+        ),
+        (config.ScoreConfig, {"limit": 0}, "limit: expected 1 or more, got 0"),
+        (
+            config.FinetuneConfig,
+            {"mixed_precision": "fp8"},
+            "expected one of no, fp16, bf16; got 'fp8'",
+        ),
+        (config.FinetuneConfig, {"scheduler": None}, "scheduler: expected one of cosine"),
+        (config.InferenceConfig, {"form": "dense"}, "form: expected one of segment, gather, matmul, auto; got 'dense'"),
+    ],
+)
+def test_values_that_there_are_not_are_named(kind: Any, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(pmvit.PmvitError, match=message):
+        kind(**wrong)
+
+
+def test_the_paper_is_one_word_away() -> None:
+    made = config.PlanConfig.of(method="paper", keep=0.6, grouping="segment")
+    assert (made.method, made.reconstruct, made.attention_bias) == ("scored", "pinv", False)
+    assert (made.weights, made.grouping) == ("normalize", "segment")
+
+
+def test_what_is_named_without_loading_it_is_there() -> None:
+    """Names that the command line offers, of things that it does not load to offer them."""
+    assert set(completion.METHODS) == set(methods.METHODS)
+    assert set(get_args(completion.Runtime)) == set(RUNTIMES)
+    assert set(completion.VARIANTS) == set(VARIANTS)
+    assert set(get_args(Preset)) == set(config.PRESETS)
+    decoders = next(field.type for field in fields(options.ModelOptions) if field.name == "decoder")
+    assert config.choices(decoders) == get_args(DecoderKind)
