@@ -19,6 +19,7 @@ class InferenceOptions(TypedDict, total=False):
     drop_dead: bool
     fuse: bool
     form: Form | Literal["auto"]
+    pack: bool | None
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class InferenceConfig:
         drop_dead: Leave out what nothing depends on.
         fuse: Leave a block and enter the next in one matrix.
         form: Of the transitions; `auto` is the cheapest for each (see `transitions.cheapest_form`).
+        pack: Lay out the weights of rewritten blocks as oneDNN reads them, for eager PyTorch on a CPU; `None` tries out
+            once whether that is faster.
     """
 
     target: Target = "eager"
@@ -44,6 +47,7 @@ class InferenceConfig:
     drop_dead: bool = True
     fuse: bool = True
     form: Form | Literal["auto"] = "auto"
+    pack: bool | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)

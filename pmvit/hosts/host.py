@@ -213,8 +213,13 @@ class Host:
     def freeze_control_flow(self) -> None:
         """Make constants of tensors that decide outside the blocks what runs: no graph can ask them."""
 
-    def plain_parts(self, block: nn.Module) -> PlainParts | None:
-        """What a block is made of, if it is plain: normalise, attend, add; normalise, MLP, add. `None` otherwise."""
+    def plain_parts(self, block: nn.Module, arguments: dict[str, Any]) -> PlainParts | None:
+        """What a block is made of, if it is plain: normalise, attend, add; normalise, MLP, add. `None` otherwise.
+
+        Args:
+            block: The host's block; if it is compressed, after `fit`.
+            arguments: What it is called with beside the tokens, by name; if it is compressed, at the group centres.
+        """
         return None
 
     def part_names(self, block: nn.Module) -> PartNames:

@@ -1,9 +1,27 @@
 """What a host's plain transformer block is made of, said in one way for all libraries."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
+
+Gelu = Literal["none", "tanh"]  # how PyTorch approximates it
+GELUS: dict[str, Gelu] = {"GELUActivation": "none", "GELUTanh": "tanh", "PytorchGELUTanh": "tanh"}  # by their class
+
+
+class Rotary(NamedTuple):
+    """A rotary position embedding of queries and keys, `x * cos + turned(x) * sin` for each of the block's tokens.
+
+    Attributes:
+        cos: Of each token and number of a head, (tokens, numbers) or (heads, tokens, numbers).
+        sin: Likewise.
+        interleaved: Numbers 2i and 2i + 1 turn together: `turned` is (-x1, x0, -x3, x2, ...). Otherwise numbers i and
+            i + half of them: it is (-x_half, ..., x0, ...).
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
 
 
 class PlainParts(NamedTuple):
@@ -14,12 +32,16 @@ class PlainParts(NamedTuple):
         qkv: Query, key and value of all heads: one layer for the three of them, in this order, or three layers.
         heads: Number of heads, and numbers in each.
         scale: Of the attention scores.
-        query_norm: Of each head's queries; an `nn.Identity` if there is none.
-        key_norm: Of each head's keys, likewise.
         projection: Behind attention.
-        layer_scale1: What the update of attention is multiplied with, if anything.
         norm2: Before the MLP.
         mlp: The MLP; a `PlainMlp` where it is one.
+        query_norm: Of each head's queries, if any.
+        key_norm: Of each head's keys, if any.
+        rotary: The position embedding of queries and keys, if any.
+        bias: What is added to the attention scores, broadcast to (1, heads, queries, keys), if anything: of relative
+            positions, of the sizes of groups.
+        attention_norm: Between attention and projection, if any.
+        layer_scale1: What the update of attention is multiplied with, if anything.
         layer_scale2: What the update of the MLP is multiplied with, if anything.
     """
 
@@ -27,27 +49,64 @@ class PlainParts(NamedTuple):
     qkv: tuple[nn.Linear, ...]
     heads: tuple[int, int]
     scale: float
-    query_norm: nn.Module
-    key_norm: nn.Module
     projection: nn.Linear
-    layer_scale1: Tensor | None
     norm2: nn.Module
     mlp: nn.Module
-    layer_scale2: Tensor | None
-
-    @property
-    def norms_heads(self) -> bool:
-        return not (isinstance(self.query_norm, nn.Identity) and isinstance(self.key_norm, nn.Identity))
+    query_norm: nn.Module | None = None
+    key_norm: nn.Module | None = None
+    rotary: Rotary | None = None
+    bias: Tensor | None = None
+    attention_norm: nn.Module | None = None
+    layer_scale1: Tensor | None = None
+    layer_scale2: Tensor | None = None
 
 
 class PlainMlp(nn.Module):
-    """Two linear layers with an exact GELU between them."""
+    """Two linear layers with an activation between them, any that works number by number.
 
-    def __init__(self, expand: nn.Linear, contract: nn.Linear) -> None:
+    Attributes:
+        gelu: If the activation is one of PyTorch's GELUs, which.
+    """
+
+    def __init__(self, expand: nn.Linear, activation: nn.Module, contract: nn.Linear) -> None:
         super().__init__()
-        self.expand = expand
-        self.contract = contract
+        self.expand, self.activation, self.contract = expand, activation, contract
+        self.gelu = _gelu_of(activation)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        result: Tensor = self.contract(F.gelu(self.expand(tokens)))
+        result: Tensor = self.contract(self.activation(self.expand(tokens)))
         return result
+
+
+def _gelu_of(activation: nn.Module) -> Gelu | None:
+    if isinstance(activation, nn.GELU):
+        return "none" if activation.approximate == "none" else "tanh"
+    return GELUS.get(type(activation).__name__)
+
+
+def unless_identity(module: nn.Module | None) -> nn.Module | None:
+    """A module that does something, otherwise `None`."""
+    return None if isinstance(module, nn.Identity) else module
+
+
+def joined_bias(*biases: Tensor | None) -> Tensor | None:
+    """The sum of those that there are, (1, heads or 1, queries or 1, keys)."""
+    found = [bias[(None,) * (4 - bias.dim())] for bias in biases if bias is not None]
+    return sum(found[1:], found[0]) if found else None
+
+
+def rotary_of_patches(cos: Tensor, sin: Tensor, num_prefix: int, interleaved: bool) -> Rotary:
+    """A rotary embedding of the patches alone: prefix tokens are not turned."""
+    before = (*cos.shape[:-2], num_prefix, cos.shape[-1])
+    return Rotary(
+        torch.cat([cos.new_ones(before), cos], dim=-2), torch.cat([sin.new_zeros(before), sin], dim=-2), interleaved
+    )
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with these weights, for inference."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().contiguous(), requires_grad=False)
+    return layer

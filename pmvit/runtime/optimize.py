@@ -25,7 +25,9 @@ from pmvit.hosts.parts import PlainParts
 from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.prune_merge import PruneMerge, TokenMatrices
+from pmvit.runtime.blocks.arguments import Arguments, arguments_of
 from pmvit.runtime.blocks.build import Half, inference_block
+from pmvit.runtime.blocks.packed import pack_weights
 from pmvit.runtime.chain import BlockMaps, ChainedBlock, chain, halves_of, identity_maps, maps_of
 from pmvit.runtime.stages import OnGroups, PartWithTransition, Stage
 from pmvit.runtime.transitions import FORMS, Transition, cheapest_form, transitions
@@ -56,12 +58,13 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
     host = host_of(model)
     host.freeze_control_flow()
     layouts = dict(zip(host.block_names(), host.layouts(), strict=True))
+    arguments = arguments_of(host) if config.rewrite and host.layout.windows is None else {}
     spans, num_read, _ = host.reading()
     num_read = num_read if config.tokens == "head" and len(spans) == 1 else None
     for names in spans:
         before_head = None if num_read is None else names[-1]
         parts = {
-            name: _part(host, model.get_submodule(name), layouts[name], config.rewrite, name == before_head)
+            name: _part(host, model.get_submodule(name), layouts[name], arguments.get(name), name == before_head)
             for name in names
         }
         if len(spans) == 1 or any(part.gains for part in parts.values()):
@@ -72,7 +75,9 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
         if getattr(module, "grad_checkpointing", False):
             cast("Any", module).grad_checkpointing = False
     model.inference_config = config  # type: ignore[assignment]  # a record, not a module
-    return model.to(next(model.parameters()).device)
+    model = model.to(next(model.parameters()).device)
+    pack_weights(model, config.pack)
+    return model
 
 
 class _Part(NamedTuple):
@@ -84,6 +89,7 @@ class _Part(NamedTuple):
         wrapper: Its compression, if that becomes part of the chain.
         plain: What it is made of, if it is put together anew, and can compute some of its tokens only.
         mlp_matrices: M and R around its MLP, if there are; where it is rewritten, the MLP is a block of its own.
+        given: What the host gives it beside the tokens, by place or name.
     """
 
     block: nn.Module
@@ -91,6 +97,7 @@ class _Part(NamedTuple):
     wrapper: Any = None
     plain: PlainParts | None = None
     mlp_matrices: TokenMatrices | None = None
+    given: frozenset[int | str] = frozenset()
 
     @property
     def gains(self) -> bool:
@@ -109,7 +116,7 @@ class _Part(NamedTuple):
         return (around,)
 
 
-def _part(host: Host, block: nn.Module, layout: TokenLayout, rewrite: bool, feeds_head: bool) -> _Part:
+def _part(host: Host, block: nn.Module, layout: TokenLayout, arguments: Arguments | None, feeds_head: bool) -> _Part:
     """Open a compressed block.
 
     Full learned matrices would only grow if they were multiplied: such a block is left as it is, unless it is the last
@@ -119,11 +126,11 @@ def _part(host: Host, block: nn.Module, layout: TokenLayout, rewrite: bool, feed
     wrapper = block if isinstance(block, PruneMerge) else None
     inside = block if wrapper is None else wrapper.block
     matrices = mlp_matrices_of(inside, host.part_names(inside).mlp)
-    plain = host.plain_parts(inside) if rewrite else None
+    plain = None if arguments is None else host.plain_parts(inside, arguments.at_centres)
     is_dense = any(some is not None and some.learn == "dense" for some in (wrapper, matrices))
     if is_dense and not (feeds_head and plain is not None):
         return _Part(block, layout)
-    return _Part(inside, layout, wrapper, plain, matrices)
+    return _Part(inside, layout, wrapper, plain, matrices, frozenset() if arguments is None else arguments.given)
 
 
 def in_windows(block: nn.Module, host: Host, layout: TokenLayout) -> nn.Module:
@@ -186,9 +193,7 @@ def _runnable(
     """What runs a block, or a half of it, on the tokens of the chain; they may be written to if they are its own."""
     inplace = target == "eager" and is_own
     if part.plain is not None:
-        has_bias = half != "mlp" and part.wrapper is not None and part.wrapper.log_sizes is not None
-        bias = part.wrapper.log_sizes[chained.order] if has_bias else None
-        return inference_block(part.plain, chained.num_tokens, chained.num_outputs, bias, target, inplace, half)
+        return inference_block(part.plain, chained.order, chained.num_outputs, target, inplace, half, part.given)
     inside = part.block.block if isinstance(part.block, PruneMerge) else part.block
     if isinstance(inside, WindowBlock):
         inside.freeze(explicit=target == "onnx", inplace=inplace and part.wrapper is not None)

@@ -231,7 +231,8 @@ def test_what_is_benchmarked_reads_the_grid(kind: str) -> None:
         for name in ("original-optimized", "bound", "direct"):
             got = predict(variant(name, small, "eager"), images)
             assert got.shape == expected.shape
-            assert (difference(got, expected) < 1e-5) == (name == "original-optimized")
+            tolerance = 1e-4 if kind == "eomt" else 1e-5  # logarithms of small shares tell how a CPU rounds
+            assert (difference(got, expected) < tolerance) == (name == "original-optimized")
 
 
 def test_blocks_that_nothing_reads_are_left_out() -> None:

@@ -268,9 +268,10 @@ def test_packed_weights_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.skip("this PyTorch has no oneDNN")
     assert block.qkv_weight.is_mkldnn
     rows = torch.linspace(-4, 4, 48).expand(3, -1).contiguous()
-    hidden = block.linear_gelu(rows, block.expand_weight, block.expand_bias)
-    plain = packed.linear_gelu(rows, block.expand_weight.to_dense(), block.expand_bias)
-    assert torch.allclose(hidden, plain, rtol=0, atol=1e-5)  # the exact GELU, not the one by tanh
+    for approximate in ("none", "tanh"):
+        hidden = block.linear_gelu(rows, block.expand_weight, block.expand_bias, approximate)
+        plain = packed.linear_gelu(rows, block.expand_weight.to_dense(), block.expand_bias, approximate)
+        assert torch.allclose(hidden, plain, rtol=0, atol=1e-5)
     assert "qkv_weight" not in dict(block.named_parameters())  # held once
     with torch.inference_mode():
         expected = small(images())

@@ -199,8 +199,8 @@ def tokens_seen(model: Any) -> tuple[list[int], list[int]]:
     attention: list[int] = []
     mlp: list[int] = []
     for name, module in model.named_modules():
-        for ending, counts in ((".attn", attention), (".fc1", mlp)):
-            if name.endswith(ending):
+        for endings, counts in (((".attn", ".attention"), attention), ((".fc1", ".expand"), mlp)):
+            if name.endswith(endings):
                 module.register_forward_pre_hook(lambda _, given, counts=counts: counts.append(given[0].shape[1]))
     with torch.inference_mode():
         model(images(1))
@@ -208,7 +208,7 @@ def tokens_seen(model: Any) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("name", ["compressed", "bound", "direct"])
-def test_contenders_run_each_half_on_its_tokens(vit: Any, name: str) -> None:
+def test_variants_run_each_half_on_its_tokens(vit: Any, name: str) -> None:
     small = pmvit.compress(vit, split_plan())
     attention, mlp = tokens_seen(variant(name, small, "eager"))
     assert attention == [1 + counts[0] for counts in COUNTS]
@@ -259,7 +259,7 @@ def test_what_the_model_gives_to_its_blocks_is_not_written_to(vit: Any) -> None:
 
 
 def test_the_halves_of_a_block_make_the_block(vit: Any) -> None:
-    parts = host_of(vit).plain_parts(vit.blocks[1])
+    parts = host_of(vit).plain_parts(vit.blocks[1], {})
     tokens = torch.randn(2, 37, 48, generator=torch.Generator().manual_seed(31))
     assert parts is not None
     with torch.inference_mode():

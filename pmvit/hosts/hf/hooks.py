@@ -145,7 +145,8 @@ class BiasAtCentres(nn.Module):
 
     def forward(self, window_size: Any, interpolate_pos_encoding: bool = False, dim_size: int | None = None) -> Tensor:
         """As the host calls it, which gives the number of groups as `dim_size`."""
-        return bias_at_centres(self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens), self.centres)
+        bias: Tensor = self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens)
+        return bias_at_centres(bias, self.centres)
 
 
 def check_takes_bias(block: nn.Module, name: str) -> None:

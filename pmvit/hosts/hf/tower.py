@@ -11,9 +11,15 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 BLOCKS = ("layers", "encoder.layers", "encoder.layer", "layer", "model.layer")
 # Heads that read nothing but the class token (and DeiT's distillation token).
-READ_PREFIX = tuple(
-    f"{name}ForImageClassification{more}"
-    for name, more in (("ViT", ""), ("ViTMSN", ""), ("DeiT", ""), ("DeiT", "WithTeacher"))
+READ_PREFIX = (
+    "ViTForImageClassification",
+    "ViTMSNForImageClassification",
+    "DeiTForImageClassification",
+    "DeiTForImageClassificationWithTeacher",
+    "CLIPVisionModelWithProjection",
+    "CLIPModel",
+    "MetaClip2VisionModelWithProjection",
+    "MetaClip2Model",
 )
 # Parts of the names of classes that read or change tokens between the blocks.
 READ_BETWEEN = ("Backbone", "SemanticSegmentation", "DepthEstimation", "DPT", "Yolos", "Data2Vec")

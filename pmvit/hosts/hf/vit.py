@@ -25,6 +25,7 @@ from pmvit.hosts.hf.hooks import (
     without_masking,
 )
 from pmvit.hosts.hf.model import HuggingFaceModel
+from pmvit.hosts.hf.parts import parts_of
 from pmvit.hosts.hf.tower import READ_PREFIX, Tower, find_tower, reads_between
 from pmvit.hosts.host import (
     AnyModule,
@@ -37,6 +38,7 @@ from pmvit.hosts.host import (
     register,
     select_tokens,
 )
+from pmvit.hosts.parts import PlainParts
 from pmvit.prune_merge import PruneMerge
 
 MLP_NORMS = ("layernorm_after", "norm2", "layer_norm2")  # what normalises tokens before the MLP
@@ -90,6 +92,10 @@ class HuggingFaceViT(HuggingFaceModel):
         names = self.block_names()
         num_read = self.tower.num_prefix if type(self.model).__name__ in READ_PREFIX else None
         return Reading([[name] for name in names] if reads_between(self.model) else [names], num_read)
+
+    def plain_parts(self, block: nn.Module, arguments: dict[str, Any]) -> PlainParts | None:
+        # What reads tokens between the blocks finds them where transformers' own blocks record them.
+        return None if reads_between(self.model) else parts_of(block, arguments, self.tower.num_prefix)
 
     def part_names(self, block: nn.Module) -> PartNames:
         children = dict(block.named_children())

@@ -94,8 +94,8 @@ class TimmViT(TimmModel):
             reduced[name] = add_log_sizes(reduced.get(name), wrapper.log_sizes)
         return reduced
 
-    def plain_parts(self, block: nn.Module) -> PlainParts | None:
-        return parts_of(block)
+    def plain_parts(self, block: nn.Module, arguments: dict[str, Any]) -> PlainParts | None:
+        return parts_of(block, arguments)
 
     def part_names(self, block: nn.Module) -> PartNames:
         return PartNames(

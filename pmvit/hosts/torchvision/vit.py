@@ -21,6 +21,8 @@ from pmvit.hosts.host import (
     add_log_sizes,
     register,
 )
+from pmvit.hosts.parts import PlainMlp, PlainParts, linear
+from pmvit.merged_mlp import unwrapped
 from pmvit.prune_merge import PruneMerge
 
 MODULE = "torchvision.models.vision_transformer"
@@ -58,6 +60,9 @@ class TorchvisionViT(Host):
 
     def reading(self) -> Reading:
         return Reading([self.block_names()], num_read=1)
+
+    def plain_parts(self, block: AnyModule, arguments: dict[str, Any]) -> PlainParts | None:
+        return parts_of(block)
 
     def part_names(self, block: nn.Module) -> PartNames:
         return PartNames(mlp=("ln_2", "mlp"))
@@ -106,6 +111,27 @@ class TorchvisionViT(Host):
     def data_config(self) -> dict[str, Any]:
         found = {**DATA, **getattr(self.model, "pretrained_cfg", {}), "input_size": list(self.input_size())}
         return {key: found[key] for key in DATA_KEYS}
+
+
+def parts_of(block: AnyModule) -> PlainParts | None:
+    """What a block is made of; `None` if it is not torchvision's own."""
+    attention, bias = block.self_attention, None
+    if isinstance(attention, BiasedAttention):
+        bias, attention = attention.bias, attention.attention
+    mlp: AnyModule = unwrapped(block.mlp)
+    kinds = [type(layer) for layer in mlp]
+    if type(block).__name__ != "EncoderBlock" or kinds != [nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout]:
+        return None
+    return PlainParts(
+        norm1=block.ln_1,
+        qkv=(linear(attention.in_proj_weight, attention.in_proj_bias),),
+        heads=(attention.num_heads, attention.head_dim),
+        scale=attention.head_dim**-0.5,
+        projection=attention.out_proj,
+        norm2=unwrapped(block.ln_2),
+        mlp=PlainMlp(mlp[0], mlp[1], mlp[3]),
+        bias=bias,
+    )
 
 
 def attend(

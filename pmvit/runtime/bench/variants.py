@@ -18,6 +18,7 @@ from pmvit.methods import Tome
 from pmvit.methods.budget import nearest
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
+from pmvit.runtime.blocks.arguments import Arguments, arguments_of
 from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
 from pmvit.runtime.optimize import in_windows, optimize_for_inference
 from pmvit.runtime.stages import OnGroups
@@ -54,19 +55,24 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
     an MLP has groups of its own, it runs on as many of the first tokens.
     """
     model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, PruneMerge):
+            module.log_sizes = None  # no group has more than one member
     host = host_of(model)
-    runs, layouts = host.reading().spans, _layouts(host)
+    runs, layouts, arguments = host.reading().spans, _layouts(host), arguments_of(host)
     # What lies between two runs, or labels pixels, needs all tokens: those that were sliced away come back.
     is_whole = len(runs) > 1 or host.outputs().pixel_classes is not None
     for names in runs:
         for name in names:
-            block, tokens = _inside(model, name, layouts[name])
-            parts = host.plain_parts(block)
-            matrices = mlp_matrices_of(block, host.part_names(block).mlp)
+            whole = model.get_submodule(name)
+            inside = whole.block if isinstance(whole, PruneMerge) else whole
+            parts = host.plain_parts(inside, arguments[name].at_centres)
+            matrices = mlp_matrices_of(inside, host.part_names(inside).mlp)
+            block, tokens = _inside(host, name, layouts[name], arguments[name])
             if parts is not None and matrices is not None:
                 block = _SlicedBetween(AttentionHalf(parts), MlpHalf(parts), matrices.num_prefix + matrices.num_groups)
             else:
-                _rewire_mlp(host, model.get_submodule(name), first=True)
+                _rewire_mlp(host, whole, first=True)
             sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
             host.answer_like(sliced, block)
             model.set_submodule(name, sliced)
@@ -80,8 +86,9 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
     """
     model = copy.deepcopy(model)
     host = host_of(model)
+    arguments = arguments_of(host)
     for name, layout in _layouts(host).items():
-        block, tokens = _inside(model, name, layout)
+        block, tokens = _inside(host, name, layout, arguments[name])
         _rewire_mlp(host, model.get_submodule(name), first=False)
         taken = _TakenOut(block, tokens)
         host.answer_like(taken, block)
@@ -93,14 +100,13 @@ def _layouts(host: Host) -> dict[str, TokenLayout]:
     return dict(zip(host.block_names(), host.layouts(), strict=True))
 
 
-def _inside(model: nn.Module, name: str, layout: TokenLayout) -> tuple[nn.Module, Tensor]:
+def _inside(host: Host, name: str, layout: TokenLayout, arguments: Arguments) -> tuple[nn.Module, Tensor]:
     """What a compressed block runs inside, on as many tokens as it has groups, and which tokens those are."""
-    host = host_of(model)
-    block = in_windows(model.get_submodule(name), host, layout)
+    block = in_windows(host.model.get_submodule(name), host, layout)
     tokens = torch.arange(layout.num_tokens)
     if isinstance(block, PruneMerge):
         tokens = block.centres
-        block = block.block if host.plain_parts(block.block) is not None else OnGroups(block)
+        block = OnGroups(block) if arguments.given else block.block  # what it is given is for all tokens
     return block, tokens
 
 
@@ -159,8 +165,8 @@ class _SlicedBetween(nn.Module):
         self.mlp = mlp
         self.count = count
 
-    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
-        attended: Tensor = self.attention(tokens, **arguments)
+    def forward(self, tokens: Tensor, *_: object, **__: object) -> Tensor:
+        attended: Tensor = self.attention(tokens)
         result: Tensor = self.mlp(attended[:, : self.count])
         return result
 

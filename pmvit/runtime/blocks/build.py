@@ -9,8 +9,10 @@ from typing import Literal
 from torch import Tensor, nn
 
 from pmvit.config.inference import Target
-from pmvit.hosts.parts import PlainMlp, PlainParts
-from pmvit.runtime.blocks.eager import FlatAttention, FlatBlock, FlatMlp
+from pmvit.hosts.parts import PlainParts
+from pmvit.runtime.blocks.arguments import TokensAlone
+from pmvit.runtime.blocks.eager import FlatAttention, FlatBlock, FlatMlp, attention_is_usual, mlp_is_usual
+from pmvit.runtime.blocks.fold import in_order
 from pmvit.runtime.blocks.graph import PartialAttention, PartialBlock, PartialMlp
 
 Half = Literal["attention", "mlp"]  # of a block, each with what normalises before it and the addition after it
@@ -18,32 +20,34 @@ Half = Literal["attention", "mlp"]  # of a block, each with what normalises befo
 
 def inference_block(
     parts: PlainParts,
-    num_tokens: int,
+    order: Tensor,
     num_outputs: int,
-    bias: Tensor | None,
     target: Target,
     inplace: bool,
     half: Half | None = None,
+    given: frozenset[int | str] = frozenset(),
 ) -> nn.Module:
     """The form of a block or of one half that is cheapest where it runs.
 
     Args:
         parts: What the block is made of.
-        num_tokens: How many tokens it gets.
+        order: The tokens it gets, as the block numbers them.
         num_outputs: How many of the first ones it computes, with keys and values of all.
-        bias: To add to the attention scores of each token, if any.
         target: What is to run it.
         inplace: It may write to its input.
         half: Only this half of it; its MLP computes every token it gets.
+        given: What the host gives it beside the tokens, all of which the parts hold already (see `Arguments`).
     """
-    attention_is_usual = isinstance(parts.norm1, nn.LayerNorm) and not parts.norms_heads
-    mlp_is_usual = isinstance(parts.norm2, nn.LayerNorm) and isinstance(parts.mlp, PlainMlp)
-    is_usual = (attention_is_usual or half == "mlp") and (mlp_is_usual or half == "attention")
-    if target == "eager" and num_outputs == num_tokens and is_usual:
-        if half == "mlp":
-            return FlatMlp(parts, num_tokens, inplace)
-        return (FlatBlock if half is None else FlatAttention)(parts, num_tokens, bias, inplace)
+    num_tokens = len(order)
+    is_flat = target == "eager" and num_outputs == num_tokens
     if half == "mlp":
-        return PartialMlp(parts, num_outputs)
-    kind = PartialBlock if half is None else PartialAttention
-    return kind(parts, num_tokens, num_outputs, bias, explicit=target == "onnx")
+        return FlatMlp(parts, num_tokens, inplace) if is_flat and mlp_is_usual(parts) else PartialMlp(parts, num_tokens)
+    parts = in_order(parts, order)
+    result: TokensAlone
+    if is_flat and attention_is_usual(parts) and (half == "attention" or mlp_is_usual(parts)):
+        result = (FlatBlock if half is None else FlatAttention)(parts, num_tokens, inplace)
+    else:
+        kind = PartialBlock if half is None else PartialAttention
+        result = kind(parts, num_tokens, num_outputs, explicit=target == "onnx")
+    result.given = given
+    return result

@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from pmvit.hosts.parts import PlainParts
-from pmvit.runtime.blocks import packed
-from pmvit.runtime.blocks.fold import check_images_alone, fused_qkv, output_layer, scaled_mlp
+from pmvit.hosts.parts import PlainMlp, PlainParts
+from pmvit.runtime.blocks.fold import Turn, fused_qkv, norms_heads, output_layer, scaled_mlp
+from pmvit.runtime.blocks.packed import Packable
 
 
-class Flat(packed.Packable):
+class Flat(Packable):
     """For eager PyTorch: as few calls as can be, for a call costs more than some of the sums.
 
     The tokens of all images are the rows of one table, which is written to. The weights are attributes of the module
@@ -31,8 +31,10 @@ class Flat(packed.Packable):
     contract_weight: Tensor
     contract_bias: Tensor | None
     bias: Tensor | None
+    turn: nn.Module | None
+    mlp: nn.Module | None
 
-    def __init__(self, parts: PlainParts, num_tokens: int, inplace: bool, layers: dict[str, Any]) -> None:
+    def __init__(self, parts: PlainParts, num_tokens: int, inplace: bool) -> None:
         super().__init__()
         self.inplace = inplace
         self.num_outputs = self.num_tokens = num_tokens
@@ -40,14 +42,35 @@ class Flat(packed.Packable):
         self.scale = parts.scale
         self.width = (parts.projection.out_features,)
         self.epsilons = tuple(getattr(norm, "eps", 0.0) for norm in (parts.norm1, parts.norm2))
+
+    def hold(self, **layers: Any) -> None:
+        """Make the weights of layers attributes of this module."""
         for name, layer in layers.items():
             self.register_parameter(f"{name}_weight", layer.weight)
             self.register_parameter(f"{name}_bias", layer.bias)
 
-    def writable(self, tokens: Tensor, arguments: dict[str, object]) -> Tensor:
+    def hold_attention(self, parts: PlainParts) -> None:
+        self.hold(norm1=parts.norm1, qkv=fused_qkv(parts), output=output_layer(parts))
+        like, bias = self.output_weight, parts.bias
+        if bias is not None:  # written out in full, it costs fused attention less than one row that is repeated
+            bias = bias.detach().expand(1, bias.shape[1], self.num_tokens, self.num_tokens).to(like).contiguous()
+        self.register_buffer("bias", bias, persistent=False)
+        self.turn = None if parts.rotary is None else Turn(parts.rotary, self.num_tokens, like)
+        self.packable += ("qkv_weight",)
+
+    def hold_mlp(self, parts: PlainParts) -> None:
+        mlp = scaled_mlp(parts)
+        self.hold(norm2=parts.norm2)
+        self.mlp = None if isinstance(mlp, PlainMlp) else mlp
+        if isinstance(mlp, PlainMlp):
+            self.hold(expand=mlp.expand, contract=mlp.contract)
+            self.activation, self.gelu = mlp.activation, mlp.gelu
+            self.packable += ("expand_weight", "contract_weight")
+
+    def writable(self, tokens: Tensor, positional: tuple[object, ...], named: dict[str, object]) -> Tensor:
         """The tokens, or a copy, where the result may be written."""
-        if arguments:
-            check_images_alone(arguments)
+        if positional or named:
+            self.check(tokens, positional, named)
         if self.inplace and tokens.is_contiguous():
             return tokens
         return tokens.clone(memory_format=torch.contiguous_format)
@@ -55,43 +78,46 @@ class Flat(packed.Packable):
     def add_attention(self, rows: Tensor) -> None:
         normed = torch.layer_norm(rows, self.width, self.norm1_weight, self.norm1_bias, self.epsilons[0])
         qkv = self.linear(normed, self.qkv_weight, self.qkv_bias).view(-1, self.num_tokens, 3, *self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        qkv = qkv.permute(2, 0, 3, 1, 4)
+        if self.turn is None:
+            query, key, value = qkv.unbind(0)
+        else:
+            query, key = self.turn(qkv[:2]).unbind(0)
+            value = qkv[2]
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, scale=self.scale)
         rows.add_(F.linear(attended.transpose(1, 2).reshape(rows.shape[0], -1), self.output_weight, self.output_bias))
 
     def add_mlp(self, rows: Tensor) -> None:
         normed = torch.layer_norm(rows, self.width, self.norm2_weight, self.norm2_bias, self.epsilons[1])
-        hidden = self.linear_gelu(normed, self.expand_weight, self.expand_bias)
+        if self.mlp is not None:
+            rows.add_(self.mlp(normed))
+            return
+        if self.gelu is not None:
+            hidden = self.linear_gelu(normed, self.expand_weight, self.expand_bias, self.gelu)
+        else:
+            hidden = self.activation(self.linear(normed, self.expand_weight, self.expand_bias))
         rows.add_(self.linear(hidden, self.contract_weight, self.contract_bias))
 
 
-def _mlp_layers(parts: PlainParts) -> dict[str, Any]:
-    mlp: Any = scaled_mlp(parts)
-    return {"norm2": parts.norm2, "expand": mlp.expand, "contract": mlp.contract}
+def attention_is_usual(parts: PlainParts) -> bool:
+    """Whether the classes here know the attention of a block."""
+    return isinstance(parts.norm1, nn.LayerNorm) and not norms_heads(parts) and parts.attention_norm is None
+
+
+def mlp_is_usual(parts: PlainParts) -> bool:
+    """Whether the classes here know what stands before the MLP of a block."""
+    return isinstance(parts.norm2, nn.LayerNorm)
 
 
 class FlatAttention(Flat):
     """The attention of a usual block, for all of its tokens."""
 
-    packable: tuple[str, ...] = ("qkv_weight",)
+    def __init__(self, parts: PlainParts, num_tokens: int, inplace: bool) -> None:
+        super().__init__(parts, num_tokens, inplace)
+        self.hold_attention(parts)
 
-    def __init__(
-        self,
-        parts: PlainParts,
-        num_tokens: int,
-        bias: Tensor | None,
-        inplace: bool,
-        others: dict[str, Any] | None = None,
-    ) -> None:
-        layers = {"norm1": parts.norm1, "qkv": fused_qkv(parts), "output": output_layer(parts)}
-        super().__init__(parts, num_tokens, inplace, {**layers, **(others or {})})
-        # Written out in full, it costs fused attention less than one row that is repeated.
-        bias = None if bias is None else bias.expand(1, 1, num_tokens, num_tokens).contiguous()
-        self.register_buffer("bias", bias, persistent=False)
-        self.pack()
-
-    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
-        tokens = self.writable(tokens, arguments)
+    def forward(self, tokens: Tensor, *positional: object, **named: object) -> Tensor:
+        tokens = self.writable(tokens, positional, named)
         self.add_attention(tokens.view(-1, *self.width))
         return tokens
 
@@ -99,28 +125,26 @@ class FlatAttention(Flat):
 class FlatMlp(Flat):
     """The MLP of a usual block."""
 
-    packable = ("expand_weight", "contract_weight")
-
     def __init__(self, parts: PlainParts, num_tokens: int, inplace: bool) -> None:
-        super().__init__(parts, num_tokens, inplace, _mlp_layers(parts))
-        self.pack()
+        super().__init__(parts, num_tokens, inplace)
+        self.hold_mlp(parts)
 
-    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
-        tokens = self.writable(tokens, arguments)
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = self.writable(tokens, (), {})
         self.add_mlp(tokens.view(-1, *self.width))
         return tokens
 
 
-class FlatBlock(FlatAttention):
+class FlatBlock(Flat):
     """A usual block on all of its tokens."""
 
-    packable = FlatAttention.packable + FlatMlp.packable
+    def __init__(self, parts: PlainParts, num_tokens: int, inplace: bool) -> None:
+        super().__init__(parts, num_tokens, inplace)
+        self.hold_attention(parts)
+        self.hold_mlp(parts)
 
-    def __init__(self, parts: PlainParts, num_tokens: int, bias: Tensor | None, inplace: bool) -> None:
-        super().__init__(parts, num_tokens, bias, inplace, _mlp_layers(parts))
-
-    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
-        tokens = self.writable(tokens, arguments)
+    def forward(self, tokens: Tensor, *positional: object, **named: object) -> Tensor:
+        tokens = self.writable(tokens, positional, named)
         rows = tokens.view(-1, *self.width)
         self.add_attention(rows)
         self.add_mlp(rows)

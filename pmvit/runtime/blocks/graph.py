@@ -4,27 +4,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.hosts.parts import PlainParts
-from pmvit.runtime.blocks.fold import check_images_alone, linear, scaled_mlp, split_projections
+from pmvit.hosts.parts import PlainParts, linear
+from pmvit.runtime.blocks.arguments import TokensAlone
+from pmvit.runtime.blocks.fold import Turn, norms_heads, scaled_mlp, split_projections
 
 
-class PartialAttention(nn.Module):
+class PartialAttention(TokensAlone):
     """The attention of a plain block for its first `num_outputs` tokens, with keys and values of all.
 
     The tokens of all images are rows of one table wherever they need not be told apart: runtimes multiply tables.
     """
 
-    def __init__(
-        self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
-    ) -> None:
+    def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, explicit: bool) -> None:
         super().__init__()
         self.norm1 = parts.norm1
         self.num_tokens = num_tokens
         self.num_outputs = num_outputs
         if FewQueries.is_cheaper(parts, num_tokens, num_outputs):
-            self.attention: nn.Module = FewQueries(parts, num_tokens, num_outputs, bias)
+            self.attention: nn.Module = FewQueries(parts, num_tokens, num_outputs)
         else:
-            self.attention = SplitAttention(parts, num_tokens, num_outputs, bias, explicit)
+            self.attention = SplitAttention(parts, num_tokens, num_outputs, explicit)
 
     def attend(self, tokens: Tensor) -> Tensor:
         """The outputs of all images as rows."""
@@ -36,8 +35,8 @@ class PartialAttention(nn.Module):
         attended: Tensor = rows + self.attention(normed)
         return attended
 
-    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
-        check_images_alone(arguments)
+    def forward(self, tokens: Tensor, *positional: object, **named: object) -> Tensor:
+        self.check(tokens, positional, named)
         return self.attend(tokens).view(-1, self.num_outputs, tokens.shape[-1])
 
 
@@ -49,8 +48,7 @@ class PartialMlp(nn.Module):
         self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
         self.num_outputs = self.num_tokens = num_tokens
 
-    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
-        check_images_alone(arguments)
+    def forward(self, tokens: Tensor) -> Tensor:
         rows = tokens.reshape(-1, tokens.shape[-1])
         outputs: Tensor = rows + self.mlp(self.norm2(rows))
         return outputs.view(tokens.shape)
@@ -59,17 +57,20 @@ class PartialMlp(nn.Module):
 class PartialBlock(PartialAttention):
     """A plain block that computes its first `num_outputs` tokens, with keys and values of all."""
 
-    def __init__(
-        self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
-    ) -> None:
-        super().__init__(parts, num_tokens, num_outputs, bias, explicit)
+    def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, explicit: bool) -> None:
+        super().__init__(parts, num_tokens, num_outputs, explicit)
         self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
 
-    def forward(self, tokens: Tensor, **arguments: object) -> Tensor:
-        check_images_alone(arguments)
+    def forward(self, tokens: Tensor, *positional: object, **named: object) -> Tensor:
+        self.check(tokens, positional, named)
         rows = self.attend(tokens)
         outputs: Tensor = rows + self.mlp(self.norm2(rows))
         return outputs.view(-1, self.num_outputs, tokens.shape[-1])
+
+
+def _bias_of_outputs(parts: PlainParts, num_outputs: int) -> Tensor | None:
+    """What is added to the attention scores of the first queries."""
+    return None if parts.bias is None else parts.bias.detach()[:, :, :num_outputs].to(parts.projection.weight)
 
 
 class SplitAttention(nn.Module):
@@ -79,18 +80,21 @@ class SplitAttention(nn.Module):
 
     bias: Tensor | None
 
-    def __init__(
-        self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None, explicit: bool
-    ) -> None:
+    def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, explicit: bool) -> None:
         super().__init__()
         self.num_tokens = num_tokens
         self.num_outputs = num_outputs
         self.heads = parts.heads
         self.explicit = explicit
         self.query_norm, self.key_norm = parts.query_norm, parts.key_norm
-        self.late_scale = parts.scale if parts.norms_heads else None
+        self.late_scale = parts.scale if norms_heads(parts) else None
+        self.attention_norm = parts.attention_norm
         self.query, self.key, self.value, self.output = split_projections(parts)
-        self.register_buffer("bias", None if bias is None else bias[None, None, None], persistent=False)
+        counts, like = (num_outputs, num_tokens), parts.projection.weight
+        self.turn_query, self.turn_key = (
+            None if parts.rotary is None else Turn(parts.rotary, count, like) for count in counts
+        )
+        self.register_buffer("bias", _bias_of_outputs(parts, num_outputs), persistent=False)
 
     def forward(self, normed: Tensor) -> Tensor:
         asking = normed
@@ -105,7 +109,9 @@ class SplitAttention(nn.Module):
                 (self.value, normed, self.num_tokens),
             )
         )
-        query, key = self.query_norm(query), self.key_norm(key)
+        for changes_query, changes_key in ((self.query_norm, self.key_norm), (self.turn_query, self.turn_key)):
+            query = query if changes_query is None else changes_query(query)
+            key = key if changes_key is None else changes_key(key)
         if self.late_scale is not None:
             query = query * self.late_scale
         if self.explicit:
@@ -113,7 +119,8 @@ class SplitAttention(nn.Module):
             attended = (scores if self.bias is None else scores + self.bias).softmax(-1) @ value
         else:
             attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, scale=1.0)
-        projected: Tensor = self.output(attended.transpose(1, 2).reshape(-1, self.heads[0] * self.heads[1]))
+        attended = attended.transpose(1, 2).reshape(-1, self.heads[0] * self.heads[1])
+        projected: Tensor = self.output(attended if self.attention_norm is None else self.attention_norm(attended))
         return projected
 
 
@@ -128,7 +135,7 @@ class FewQueries(nn.Module):
     mask: Tensor
     bias: Tensor | None
 
-    def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, bias: Tensor | None) -> None:
+    def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int) -> None:
         super().__init__()
         self.num_tokens = num_tokens
         self.num_outputs = num_outputs
@@ -137,13 +144,17 @@ class FewQueries(nn.Module):
         num_heads, size = parts.heads
         mask = torch.eye(num_heads).to(key.weight).repeat_interleave(size, dim=1)
         self.register_buffer("mask", mask[:, None], persistent=False)
-        self.register_buffer("bias", None if bias is None else bias[None, None], persistent=False)
+        bias = _bias_of_outputs(parts, num_outputs)
+        if bias is not None and (bias.shape[1] > 1 or bias.shape[2] > 1):
+            bias = bias.expand(1, num_heads, num_outputs, num_tokens)
+        self.register_buffer("bias", None if bias is None else bias.flatten(1, 2), persistent=False)
 
     @staticmethod
     def is_cheaper(parts: PlainParts, num_tokens: int, num_outputs: int) -> bool:
-        """Whether it multiplies less than half of what keys and values of all tokens would take."""
+        """Whether it can be, and multiplies less than half of what keys and values of all tokens would take."""
         asking, width = parts.heads[0] * num_outputs, parts.projection.in_features
-        return not parts.norms_heads and asking * (width + num_tokens) <= num_tokens * width / 2
+        is_linear = not norms_heads(parts) and parts.rotary is None and parts.attention_norm is None
+        return is_linear and asking * (width + num_tokens) <= num_tokens * width / 2
 
     def forward(self, normed: Tensor) -> Tensor:
         tokens = normed.view(-1, self.num_tokens, normed.shape[-1])

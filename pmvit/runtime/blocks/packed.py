@@ -13,15 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pmvit.runtime.blocks.arguments import TokensAlone
+
 TRIED_ROWS = 256  # about as many as a block sees of an image or two
 TRIED_ROUNDS = 9
 
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+GeluFunction = Callable[[Tensor, Tensor, Tensor | None, str], Tensor]
 
 
-def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear layer and an exact GELU."""
-    return F.gelu(F.linear(rows, weight, bias))
+def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    """A linear layer and a GELU, exact (`none`) or with `tanh`."""
+    return F.gelu(F.linear(rows, weight, bias), approximate=approximate)
 
 
 def _packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -29,8 +32,8 @@ def _packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-def _packed_linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "gelu", [], "none")
+def _packed_linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "gelu", [], approximate)
     return result
 
 
@@ -61,10 +64,11 @@ def is_faster(shapes: tuple[tuple[int, int], ...], threads: int) -> bool:
     return median(seconds[_packed_linear]) < median(seconds[F.linear])
 
 
-class Packable(nn.Module):
-    """A module some of whose weights, `packable` by name, may be packed; while it is moved or copied, they are dense.
+class Packable(TokensAlone):
+    """A module some of whose weights, `packable` by name, may be packed.
 
-    `linear` and `linear_gelu` multiply with the weights as they are.
+    `linear` and `linear_gelu` multiply with the weights as they are. While the module is moved or copied, they are
+    dense; packed ones are packed again afterwards where that can be done.
     """
 
     packable: tuple[str, ...] = ()
@@ -72,13 +76,19 @@ class Packable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear: LinearFunction = F.linear
-        self.linear_gelu: LinearFunction = linear_gelu
+        self.linear_gelu: GeluFunction = linear_gelu
 
-    def pack(self) -> None:
-        """Pack all packable weights if that is worth while."""
+    @property
+    def is_packed(self) -> bool:
+        return self.linear is _packed_linear
+
+    def pack(self, even_if_slower: bool) -> None:
+        """Pack all packable weights if that can be done, and is tried out to be faster."""
         weights: dict[str, Tensor] = {name: self._parameters[name] for name in self.packable}  # type: ignore[misc]
         shapes = tuple((int(weight.shape[0]), int(weight.shape[1])) for weight in weights.values())
-        if not (all(map(can_pack, weights.values())) and is_faster(shapes, torch.get_num_threads())):
+        if not all(map(can_pack, weights.values())):
+            return
+        if not (even_if_slower or is_faster(shapes, torch.get_num_threads())):
             return
         for name, weight in weights.items():
             delattr(self, name)
@@ -100,18 +110,28 @@ class Packable(nn.Module):
         self.linear, self.linear_gelu = F.linear, linear_gelu
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Packable":
+        was_packed = self.is_packed
         self.unpack()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.pack()
+        if was_packed:
+            self.pack(even_if_slower=True)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         dense = self._dense()
         state = {name: value for name, value in self.__dict__.items() if name not in dense}
         state["_parameters"] = {**self._parameters, **dense}
-        state["linear"], state["linear_gelu"] = F.linear, linear_gelu
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.pack()
+        if self.is_packed:
+            self.linear, self.linear_gelu = F.linear, linear_gelu
+            self.pack(even_if_slower=True)
+
+
+def pack_weights(model: nn.Module, pack: bool | None) -> None:
+    """Pack the weights of all blocks that can be: if told to, or, with `None`, where it is tried out to be faster."""
+    for module in model.modules():
+        if isinstance(module, Packable) and pack is not False:
+            module.pack(even_if_slower=bool(pack))
