@@ -22,10 +22,10 @@ import pmvit
 from pmvit.config import PAPER
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
+from pmvit.numbers.tables import format_number
 from pmvit.runtime.bench.memory import process_memory
 from pmvit.runtime.bench.timing import compare, interleave, speedup
 from pmvit.runtime.bench.variants import in_place_plan

@@ -17,9 +17,9 @@ from torch import nn
 
 import pmvit
 from benchmarks.__main__ import deit_tiny, prices_of
-from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.tables import format_number
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 

@@ -26,9 +26,9 @@ from pmvit._system import keep_freed_memory
 from pmvit.config import FinetuneConfig
 from pmvit.data.training import TrainingBatch, TrainingData
 from pmvit.data.transforms import BatchTransform
-from pmvit.evaluation.bootstrap import bootstrap, mean
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
+from pmvit.numbers.bootstrap import bootstrap, mean
 from pmvit.training.loss import finetune_loss
 from pmvit.training.matrices import parameter_groups
 from pmvit.training.record import RunRecord

@@ -20,8 +20,8 @@ from experiments.measured_planner import RESULTS as PLANNED
 from experiments.measured_planner import SHARES, Candidates
 from experiments.paired import answers, logits, lost, numbers, with_interval
 from experiments.without_tuning import DATA, MODELS
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
+from pmvit.numbers.tables import format_number
 
 RESULTS = Path(__file__).with_suffix(".json")
 PLAN = "measured"

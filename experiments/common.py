@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from pmvit.errors import PmvitError
-from pmvit.evaluation.bootstrap import RESAMPLES, bootstrap, mean
-from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_text
+from pmvit.numbers.bootstrap import RESAMPLES, bootstrap, mean
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.tables import format_number, markdown_table
 
 FOLDER = Path(__file__).parent
 SEED = 0  # of the order of images, of random scores and of the resampling

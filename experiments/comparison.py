@@ -26,14 +26,14 @@ from pmvit.comparison import Comparison, ComparisonRow
 from pmvit.comparison.making import MethodInputs, make_smaller
 from pmvit.comparison.run import try_export
 from pmvit.errors import PmvitError
-from pmvit.evaluation.bootstrap import bootstrap
 from pmvit.evaluation.classification import Evaluation
 from pmvit.evaluation.classification import measure as measure_images
-from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model, open_loader
+from pmvit.numbers.bootstrap import bootstrap
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.tables import format_number
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 WORK = Path(os.environ.get("PMVIT_WORK", "comparison-work"))

@@ -14,8 +14,8 @@ import pmvit
 from experiments.common import FOLDER, Row, Rows, Settings, comparisons, read_rows
 from experiments.figure4_threshold import NAME as FIGURE4
 from experiments.subjects import FolderSubject
-from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.tables import format_number, markdown_table
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.tables import format_number, markdown_table
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.data.loaders import create_loader
 from pmvit.data.sources import open_source
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
+from pmvit.numbers.tables import format_number
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")

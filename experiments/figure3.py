@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pmvit
 from experiments.common import Row, read_rows
-from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.measures import MEASURES
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.measures import MEASURES
+from pmvit.numbers.tables import format_number
 from pmvit.reporting.pictures.tradeoff import draw_tradeoff
 
 PAGE = Path(__file__).with_suffix(".md")

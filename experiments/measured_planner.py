@@ -23,11 +23,11 @@ from experiments.common import Row, percent
 from experiments.paired import answers, logits, lost, numbers, with_interval
 from experiments.without_tuning import BATCH_SIZE, DATA, MODELS, loader
 from pmvit.config import PAPER
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.loading import create_model
 from pmvit.measuring.flops import ModelCost, model_cost
 from pmvit.methods import Tome
+from pmvit.numbers.tables import format_number
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks

@@ -18,8 +18,8 @@ from experiments.common import Row, percent
 from experiments.paired import answers, logits, lost, numbers, with_interval
 from pmvit.cli.demo_run import KEEP, TUNING, TUNING_BATCH
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
+from pmvit.numbers.tables import format_number
 
 RESULTS = Path(__file__).with_suffix(".json")
 PRUNE = 0.1  # of a plan from scores

@@ -23,10 +23,10 @@ import pmvit
 from experiments.common import percent, read_rows
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
-from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
+from pmvit.numbers.tables import format_number, markdown_table
 from pmvit.training.metrics import read_metrics
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))

@@ -27,8 +27,6 @@ import pmvit
 from experiments.common import percent
 from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import PairSource, Split, open_pairs
-from pmvit.evaluation.bootstrap import bootstrap, mean, median
-from pmvit.evaluation.estimates import Estimate
 from pmvit.evaluation.segmentation import (
     class_iou,
     classes_at,
@@ -38,12 +36,14 @@ from pmvit.evaluation.segmentation import (
     pixel_accuracy,
 )
 from pmvit.evaluation.sliding import sliding_logits
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model, open_loader
 from pmvit.methods import Tome
 from pmvit.methods.budget import method_for
+from pmvit.numbers.bootstrap import bootstrap, mean, median
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.tables import format_number
 from pmvit.progress import track
 from pmvit.runtime.bench.timing import compare, speedup
 

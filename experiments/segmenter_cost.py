@@ -39,11 +39,11 @@ from experiments.segmenter_conventions import (
 )
 from pmvit.config import ScoreConfig
 from pmvit.config.planning import Scope
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.measuring.flops import ModelCost, model_cost
+from pmvit.numbers.tables import format_number
 from pmvit.runtime.bench.memory import process_memory
 from pmvit.runtime.bench.timing import speedup
 

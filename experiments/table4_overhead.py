@@ -6,7 +6,7 @@ The same as `pmvit benchmark --overhead` on DeiT-Tiny.
 """
 
 from experiments.common import Row, Rows, Settings, page, run
-from pmvit.evaluation.tables import format_number, markdown_table
+from pmvit.numbers.tables import format_number, markdown_table
 from pmvit.runtime.bench.run import overhead
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import

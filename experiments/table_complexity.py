@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pmvit
 from experiments.common import Row, Rows, Settings, page, run
 from pmvit.config.training import Learn
-from pmvit.evaluation.tables import format_number, markdown_table
+from pmvit.numbers.tables import format_number, markdown_table
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 

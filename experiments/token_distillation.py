@@ -18,8 +18,8 @@ from torch import nn
 import pmvit
 from pmvit.cli.demo_run import KEEP, TUNING, TUNING_BATCH
 from pmvit.data.demo import demo_loader, demo_model
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
+from pmvit.numbers.tables import format_number
 from pmvit.training.loss import tapped_tokens, token_distance
 
 RESULTS = Path(__file__).with_suffix(".json")

@@ -23,10 +23,10 @@ from experiments.common import Row, Rows, page, percent
 from pmvit.config import PAPER
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
-from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
+from pmvit.numbers.tables import format_number, markdown_table
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
 RESULTS = Path(__file__).with_suffix(".json")

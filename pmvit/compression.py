@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from pmvit.config.training import Learn
 from pmvit.errors import PmvitError
-from pmvit.fingerprint import fingerprint
 from pmvit.hosts import Host, HostChange, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.merged_mlp import MergedNorm, SpreadMlp, mlp_matrices
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
-from pmvit.wrapping import Compression, Original, Recipe, WrappedBlock, compression_of
+from pmvit.wrapping import Compression, Original, Recipe, WrappedBlock, compression_of, fingerprint
 
 __all__ = ["Compression", "Original", "compress", "compression_of", "decompress", "plan_of", "record_source"]
 

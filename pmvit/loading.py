@@ -1,8 +1,10 @@
-"""A model from a name (timm, Hugging Face, torchvision, Segmenter, what pmvit saved), and images prepared for a model.
+"""A model from a name (timm, Hugging Face, torchvision, Segmenter, what pmvit saved), or the original of a compressed
+one; images prepared for a model.
 
 Nothing is ever unpickled unchecked.
 """
 
+import copy
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from pmvit.compression import Original, compression_of, decompress
 from pmvit.data.batches import EveryNth
+from pmvit.data.demo import DEMO, demo_model
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.data.sources import Source, Stream, open_source
@@ -24,9 +28,12 @@ from pmvit.hosts.hf import loading as hf_loading
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
 from pmvit.hosts.timm import features as timm_features
+from pmvit.hosts.timm.model import FORBIDDEN_ARGUMENTS
 from pmvit.saving import load, load_tensors, read_tensors
+from pmvit.wrapping import fingerprint
 
 Tensors = dict[str, Tensor]
+HERE = ("torchvision", "segmenter")  # what makes an architecture of its name without asking a hub
 
 
 def read_weights(path: Path) -> Tensors:
@@ -260,3 +267,49 @@ def open_validation(
         process=index,
         processes=count,
     )
+
+
+def original_model(model: nn.Module) -> nn.Module | None:
+    """The true original of a compressed model, on the same device and in evaluation mode; `None` if it is not at hand.
+
+    That is the model itself, uncompressed, if its weights are still those that were compressed; else a model on this
+    machine that has them: one that was saved on the way (`compression_of(model).original.saved`), or what was named
+    when it was compressed (`source`, `weights`). Nothing is fetched. Weights are told by their fingerprint; of a model
+    that version 0.1 saved there is none, and what is found where the original used to be is taken for it.
+
+    Raises:
+        PmvitError: If the model is not compressed.
+    """
+    compression = compression_of(model)
+    if compression is None:
+        raise PmvitError("expected a compressed model to find the original of; this one is not compressed")
+    device, wanted = next(model.parameters()).device, compression.original.fingerprint
+    if wanted is not None:
+        same = decompress(copy.deepcopy(model))
+        if fingerprint(same) == wanted:
+            return same.eval()
+    for found in _candidates(compression.original):
+        plain = found if compression_of(found) is None else decompress(found)
+        if wanted is None or fingerprint(plain) == wanted:
+            return plain.to(device).eval()
+    return None
+
+
+def _candidates(original: Original) -> Iterator[nn.Module]:
+    """Models on this machine that may be the original, each made when it is asked for.
+
+    What is opened is written in a file, perhaps somebody else's: it may not have code run, or anything fetched.
+    """
+    if original.source == DEMO:
+        yield demo_model()
+    named = [(original.source, original.weights)] if original.source is not None else []
+    for name, weights in [*((saved, None) for saved in original.saved), *named]:
+        library, colon, _ = name.partition(":")
+        is_here = Path(name).exists() if weights is None else Path(weights).exists() and (not colon or library in HERE)
+        arguments = original.arguments if name == original.source else {}
+        if not is_here or FORBIDDEN_ARGUMENTS & set(arguments):
+            continue
+        try:
+            yield create_model(name, weights, **arguments)
+        except PmvitError:  # it is another model now, or none
+            continue

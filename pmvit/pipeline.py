@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from pmvit._system import this_process, wait_for_all
-from pmvit.card import CardDetails, write_card
 from pmvit.compression import compress
 from pmvit.config import FinetuneConfig, MeasureOptions, MergeCostConfig, PlanConfig, ScoreConfig
 from pmvit.config.training import Learn
@@ -18,13 +17,14 @@ from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.files import check_fields, check_writable, config_from, read_document, write_text
-from pmvit.fingerprint import fingerprint
 from pmvit.loading import open_loader, open_validation
 from pmvit.measuring import MergeCosts, Scores, measure_by, measure_config, read_measured
 from pmvit.measuring.flops import flops
 from pmvit.planning import Plan, plan_by
 from pmvit.saving import CONFIG_FILE, check_savable, load, save
+from pmvit.saving.card import CardDetails, write_card
 from pmvit.training import finetune
+from pmvit.wrapping import fingerprint
 
 RUN_FILE, COMPRESSED, RESULTS_FILE = "run.json", "compressed", "results.json"
 OLD_MERGE_COSTS = "prices.json"

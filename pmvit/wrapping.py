@@ -1,5 +1,6 @@
 """What a compressed model is made of: blocks that hold the model's own, and one record of what was done."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -58,7 +59,7 @@ class Original:
     """The model that was compressed, to find it again when its weights have been trained since.
 
     Attributes:
-        fingerprint: Of its weights (`pmvit.fingerprint`); `None` in models that version 0.1 saved.
+        fingerprint: Of its weights; `None` in models that version 0.1 saved.
         source: What it was opened from, as `create_model` takes it, if known.
         weights: The file that its weights were read from, if there was one.
         arguments: What else `create_model` got.
@@ -93,3 +94,14 @@ def compression_of(model: nn.Module) -> Compression | None:
     """What was done to the model, `None` if it is not compressed."""
     found = getattr(model, "compression", None)
     return found if isinstance(found, Compression) else None
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A short name for a model's weights: the same for the same class and weights, on any device, and for no others."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        if not parameter.is_meta:
+            value = parameter.detach().cpu().contiguous()
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

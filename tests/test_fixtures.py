@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 import pmvit
 from pmvit import methods
-from pmvit.commands import read_commands
 from pmvit.compression import plan_of
 from pmvit.config import PlanConfig
-from pmvit.fingerprint import fingerprint
 from pmvit.hosts import OLD_FAMILIES, host_class
+from pmvit.saving.commands import read_commands
 from pmvit.training import Finetuned
+from pmvit.wrapping import fingerprint
 from tests.fixture_parts import (
     COMMAND,
     FINETUNE,

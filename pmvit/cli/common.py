@@ -21,11 +21,11 @@ from pmvit.errors import PmvitError
 if TYPE_CHECKING:
     from torch import nn
 
-    from pmvit.card import CardDetails
     from pmvit.config import MeasureOptions
     from pmvit.data.loaders import Broken, ImageLoader
     from pmvit.measuring import MergeCosts, Scores
     from pmvit.planning import Plan
+    from pmvit.saving.card import CardDetails
 
 app = typer.Typer()  # the verbs register here
 MEASURE_OPTIONS = options_of(MergeCostConfig, but=("memory", "seed")) | options_of(ScoreConfig, but=("limit", "seed"))
@@ -102,7 +102,7 @@ def source_of(name: str, options: ModelOptions) -> dict[str, Any]:
 
 def card_details(model: "nn.Module", name: str, weights: Path | None) -> "CardDetails":
     """What a model card may say of a model that was named so: the command, and where its weights are from if known."""
-    from pmvit.card import CardDetails
+    from pmvit.saving.card import CardDetails
 
     command = shlex.join(["pmvit", *sys.argv[1:]])
     library, colon, rest = name.partition(":")

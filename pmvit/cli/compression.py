@@ -10,10 +10,10 @@ from pmvit.cli import common
 from pmvit.cli import options as opt
 from pmvit.cli.completion import METHODS, MethodName
 from pmvit.cli.screen import console, print_json
-from pmvit.commands import remember_command
 from pmvit.config import PlanConfig
 from pmvit.config.measuring import Method
 from pmvit.errors import PmvitError
+from pmvit.saving.commands import remember_command
 
 if TYPE_CHECKING:
     from torch import nn

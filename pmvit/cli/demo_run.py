@@ -9,17 +9,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from pmvit.card import CardDetails
 from pmvit.compression import compress, record_source
 from pmvit.config import FinetuneConfig
 from pmvit.data.demo import CLASSES, DEMO, demo_images, demo_loader, demo_model
 from pmvit.evaluation.classification import Evaluation, evaluate
-from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.measures import MEASURES
-from pmvit.evaluation.tables import format_number
 from pmvit.files import write_text
 from pmvit.measuring import measure
 from pmvit.measuring.flops import flops
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.measures import MEASURES
+from pmvit.numbers.tables import format_number
 from pmvit.pipeline import measured_file
 from pmvit.planning import plan
 from pmvit.planning.drawing import table
@@ -29,6 +28,7 @@ from pmvit.reporting.page.measurements import BATCHES, Measurements
 from pmvit.reporting.page.report import report
 from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks
 from pmvit.saving import save
+from pmvit.saving.card import CardDetails
 from pmvit.training import finetune
 from pmvit.training.metrics import FILE as METRICS
 

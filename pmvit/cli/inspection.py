@@ -94,7 +94,7 @@ def _show(
 ) -> None:
     """What was measured, as JSON or as a table of those rows that have a number; and what could not be read."""
     from pmvit.evaluation.reference import TITLES
-    from pmvit.evaluation.tables import format_number
+    from pmvit.numbers.tables import format_number
 
     if as_json:
         print_json({**asdict(result), "broken_files": loader.broken.files})
@@ -112,7 +112,7 @@ def _show(
 def demo(output: opt.Output = Path("demo-output"), as_json: opt.AsJson = False) -> None:
     """Compress the built-in ViT; print accuracy and speed before and after, write a picture and a report."""
     from pmvit.cli.demo_run import run
-    from pmvit.commands import remember_command
+    from pmvit.saving.commands import remember_command
 
     remember_command(output)
     results = run(output, console.rich)

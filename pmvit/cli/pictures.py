@@ -51,7 +51,7 @@ def segment(
         ]
         print_json({"sheet": str(sheet), "images": rows, "broken_files": made.broken.files})
         return
-    from pmvit.evaluation.tables import format_number
+    from pmvit.numbers.tables import format_number
 
     cells = [
         (path.name, *(format_number(value, ".1%") for value in values))

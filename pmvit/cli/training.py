@@ -24,10 +24,10 @@ from pmvit.cli.common import (
 )
 from pmvit.cli.compression import PlanMethod
 from pmvit.cli.screen import console, fail, print_json
-from pmvit.commands import remember_command
 from pmvit.config import FinetuneConfig, PlanConfig
 from pmvit.config.training import Preset
 from pmvit.errors import PmvitError
+from pmvit.saving.commands import remember_command
 
 if TYPE_CHECKING:
     from pmvit.evaluation.validation import AnyEvaluation
@@ -246,8 +246,8 @@ def run(
 
 def _print_stages(results: "RunResults") -> None:
     """Original, compressed and tuned side by side, by what was measured."""
-    from pmvit.evaluation.measures import MEASURES
-    from pmvit.evaluation.tables import format_number
+    from pmvit.numbers.measures import MEASURES
+    from pmvit.numbers.tables import format_number
 
     rows = {stage: asdict(result) for stage, result in results.evaluations.items()}
     shown = ("top1", "top5", "miou", "pixel_accuracy", "agreement", "kl", "cosine")

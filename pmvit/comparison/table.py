@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pmvit.evaluation.classification import Evaluation
-from pmvit.evaluation.measures import MEASURES, main_measure
 from pmvit.evaluation.segmentation import SegmentationEvaluation
-from pmvit.evaluation.tables import NOT_MEASURED, Results, format_number
+from pmvit.numbers.measures import MEASURES, main_measure
+from pmvit.numbers.tables import NOT_MEASURED, Results, format_number
 from pmvit.runtime.bench.table import BenchmarkRow
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#555555")

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from pmvit.data.batches import check_labels, count_batches, unpack, unreadable
 from pmvit.errors import PmvitError
-from pmvit.evaluation.measures import WithQuality
 from pmvit.evaluation.reference import Reference, named
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
+from pmvit.numbers.measures import WithQuality
 from pmvit.progress import track
 
 

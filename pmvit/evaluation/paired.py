@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.data.batches import unpack
-from pmvit.evaluation.bootstrap import bootstrap, mean
 from pmvit.evaluation.classification import measure_each_image
-from pmvit.evaluation.estimates import Estimate, wilson
-from pmvit.evaluation.measures import MEASURES
 from pmvit.evaluation.segmentation import count_pixels, labels_pixels, mean_iou
+from pmvit.numbers.bootstrap import bootstrap, mean
+from pmvit.numbers.estimates import Estimate, wilson
+from pmvit.numbers.measures import MEASURES
 
 
 @dataclass(frozen=True)

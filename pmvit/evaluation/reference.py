@@ -8,9 +8,8 @@ from torch import nn
 
 from pmvit.compression import compression_of, decompress
 from pmvit.errors import PmvitError
-from pmvit.fingerprint import fingerprint
-from pmvit.loading import create_model
-from pmvit.originals import original_model
+from pmvit.loading import create_model, original_model
+from pmvit.wrapping import fingerprint
 
 TITLES = {"original": "the original", "uncompressed": "the same weights uncompressed", "other": "another model"}
 

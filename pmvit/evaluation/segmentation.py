@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from pmvit.data.batches import IGNORED, check_labels, count_batches, unpack
 from pmvit.errors import PmvitError
-from pmvit.evaluation.measures import WithQuality
 from pmvit.evaluation.reference import Reference, named
 from pmvit.evaluation.sliding import check_stride, count_windows, sliding_logits
 from pmvit.hosts import find_host, host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.measuring.flops import flops
+from pmvit.numbers.measures import WithQuality
 from pmvit.progress import track
 
 

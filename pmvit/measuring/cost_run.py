@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from pmvit.config import MergeCostConfig
 from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
-from pmvit.fingerprint import fingerprint
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
@@ -19,7 +18,7 @@ from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
 from pmvit.measuring.merge_costs import HALVES, MergeCosts
 from pmvit.measuring.merging import BlockMerges, Clusters, mirrored, neighbours, order_merges
 from pmvit.progress import Bar
-from pmvit.wrapping import compression_of
+from pmvit.wrapping import compression_of, fingerprint
 
 ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a cost by about 6 %
 

@@ -16,7 +16,6 @@ from pmvit._system import this_process
 from pmvit.config import ScoreConfig
 from pmvit.data.batches import IGNORED, check_labels, count_batches, resize_labels, unpack, unreadable
 from pmvit.errors import PmvitError
-from pmvit.fingerprint import fingerprint
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
@@ -24,7 +23,7 @@ from pmvit.measuring.flops import model_cost
 from pmvit.measuring.score_recorder import Recorder
 from pmvit.measuring.scores import PARTIAL_FORMAT, Scores
 from pmvit.progress import track
-from pmvit.wrapping import compression_of
+from pmvit.wrapping import compression_of, fingerprint
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 ENDS: dict[str, Any] = {"iterations": 1, "limit": None}  # what may change before scoring goes on

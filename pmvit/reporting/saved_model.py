@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from pmvit.commands import read_commands
 from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import Reference, reference_for
@@ -15,6 +14,7 @@ from pmvit.measuring import Scores
 from pmvit.pipeline import RESULTS_FILE
 from pmvit.reporting.blocks import describe_blocks
 from pmvit.saving import CONFIG_FILE, load, read_metadata
+from pmvit.saving.commands import read_commands
 from pmvit.training.metrics import read_metrics
 from pmvit.training.record import FILE as FINETUNE_FILE
 

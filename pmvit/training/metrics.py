@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pmvit.errors import PmvitError
-from pmvit.evaluation.measures import MEASURES, QUALITIES
 from pmvit.files import write_atomically, write_text
+from pmvit.numbers.measures import MEASURES, QUALITIES
 
 FILE, CURVES = "metrics.jsonl", "curves.png"
 

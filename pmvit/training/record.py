@@ -12,7 +12,7 @@ from pmvit.compression import compression_of
 from pmvit.config import FinetuneConfig
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, config_from, read_document, write_text
-from pmvit.fingerprint import fingerprint
+from pmvit.wrapping import fingerprint
 
 FILE, CHECKPOINTS = "finetune.json", "checkpoints"
 FORMAT, VERSION = "pmvit-finetune", 1

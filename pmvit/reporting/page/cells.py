@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pmvit.evaluation.measures import MEASURES
-from pmvit.evaluation.tables import format_number
+from pmvit.numbers.measures import MEASURES
+from pmvit.numbers.tables import format_number
 
 DIGITS = {"cosine": 4}  # of numbers that are no shares; 3 for the others
 Numbers = Sequence[Any] | None  # an `Estimate` as JSON: the value and the ends of its interval, which may be `None`

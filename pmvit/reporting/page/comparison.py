@@ -3,8 +3,8 @@
 from typing import Any
 
 from pmvit.errors import PmvitError
-from pmvit.evaluation.measures import MEASURES, QUALITIES
-from pmvit.evaluation.tables import format_number
+from pmvit.numbers.measures import MEASURES, QUALITIES
+from pmvit.numbers.tables import format_number
 from pmvit.reporting.page.cells import NOTHING, Cell, ratio_cell, value_cell
 from pmvit.reporting.page.sections import Section, Table
 from pmvit.reporting.pictures.charts import Series, line_chart

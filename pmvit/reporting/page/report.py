@@ -6,11 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from pmvit.commands import versions
 from pmvit.data.demo import DEMO
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
-from pmvit.fingerprint import fingerprint
 from pmvit.measuring.flops import flops
 from pmvit.reporting.page import sections, summary
 from pmvit.reporting.page.comparison import comparison_section
@@ -18,6 +16,8 @@ from pmvit.reporting.page.measurements import Measurements, measure
 from pmvit.reporting.page.sections import Section
 from pmvit.reporting.page.templates import content_hash, environment, read_web, viewer_data
 from pmvit.reporting.saved_model import SavedModel, open_saved, read_json
+from pmvit.saving.commands import versions
+from pmvit.wrapping import fingerprint
 
 LARGEST_MEGABYTES = 5
 SCRIPTS = ("theme.js", "viewer.js", "report.js")

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pmvit.errors import PmvitError
-from pmvit.evaluation.estimates import wilson
-from pmvit.evaluation.measures import MEASURES, QUALITIES, main_measure
-from pmvit.evaluation.tables import format_number
+from pmvit.numbers.estimates import wilson
+from pmvit.numbers.measures import MEASURES, QUALITIES, main_measure
+from pmvit.numbers.tables import format_number
 from pmvit.reporting.page.cells import NOTHING, Cell, change_cell, ratio_cell, value_cell
 from pmvit.reporting.pictures.charts import Chart, Series, line_chart
 from pmvit.runtime.bench.table import rows_of

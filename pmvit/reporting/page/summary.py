@@ -2,11 +2,11 @@
 
 import json
 
-from pmvit.commands import this_command
 from pmvit.compression import compression_of, plan_of
 from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
 from pmvit.reporting.saved_model import SavedModel
+from pmvit.saving.commands import this_command
 
 
 def subtitle(saved: SavedModel) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pmvit.errors import PmvitError
-from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.measures import MEASURES
 from pmvit.files import write_atomically
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.measures import MEASURES
 from pmvit.reporting.pictures.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
 
 if TYPE_CHECKING:

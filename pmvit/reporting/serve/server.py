@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import nn
 
-from pmvit.commands import versions
 from pmvit.errors import PmvitError
 from pmvit.reporting.page.templates import WEB, environment, viewer_data
 from pmvit.reporting.saved_model import open_saved
 from pmvit.reporting.serve.trial import Trial
 from pmvit.reporting.serve.uploads import FORMATS, Limits, RefusedError, read_upload
+from pmvit.saving.commands import versions
 
 HOST = "127.0.0.1"
 FILES = {

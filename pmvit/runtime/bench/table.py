@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pmvit.evaluation.estimates import Estimate
-from pmvit.evaluation.tables import NOT_MEASURED, Results, format_number
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.tables import NOT_MEASURED, Results, format_number
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#999999", "#cc79a7", "#56b4e9", "#d55e00")
 

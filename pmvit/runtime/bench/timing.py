@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.compression import compress
-from pmvit.evaluation.bootstrap import bootstrap, median
-from pmvit.evaluation.estimates import Estimate
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import as_module
+from pmvit.numbers.bootstrap import bootstrap, median
+from pmvit.numbers.estimates import Estimate
 from pmvit.planning import Plan
 
 

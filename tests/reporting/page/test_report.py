@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 import pmvit
 from pmvit.cli import app
-from pmvit.commands import read_commands, remember_command
 from pmvit.data.demo import CLASSES, demo_model
 from pmvit.errors import PmvitError
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.page import measurements
 from pmvit.reporting.page.sections import speed_table
 from pmvit.reporting.pictures.charts import Series, line_chart
+from pmvit.saving.commands import read_commands, remember_command
 from tests.helpers import small_plan, small_vit, tome
 from tests.pages import save_demo
 from tests.swins import small_swin

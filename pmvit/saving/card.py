@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import nn
 
-from pmvit.commands import versions
 from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
-from pmvit.evaluation.measures import MEASURES
-from pmvit.evaluation.tables import format_number, markdown_table
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
+from pmvit.numbers.measures import MEASURES
+from pmvit.numbers.tables import format_number, markdown_table
 from pmvit.planning import Plan
+from pmvit.saving.commands import versions
 from pmvit.wrapping import Compression, Recipe
 
 CARD_FILE = "README.md"

@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 
-from pmvit.evaluation.bootstrap import RESAMPLES, bootstrap, median
 from pmvit.evaluation.classification import Evaluation
-from pmvit.evaluation.estimates import Estimate, wilson
-from pmvit.evaluation.measures import MEASURES, main_measure, quality_of
-from pmvit.evaluation.tables import format_number, markdown_table
+from pmvit.numbers.bootstrap import RESAMPLES, bootstrap, median
+from pmvit.numbers.estimates import Estimate, wilson
+from pmvit.numbers.measures import MEASURES, main_measure, quality_of
+from pmvit.numbers.tables import format_number, markdown_table
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_bootstrap_covers_what_it_should() -> None:
 def test_draws_in_parts_are_those_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.rand(90, generator=torch.Generator().manual_seed(1))
     whole = bootstrap(values)
-    monkeypatch.setattr("pmvit.evaluation.bootstrap.LARGEST_DRAW", 7 * 90)
+    monkeypatch.setattr("pmvit.numbers.bootstrap.LARGEST_DRAW", 7 * 90)
     assert bootstrap(values) == pytest.approx(whole)
 
 
@@ -91,5 +91,5 @@ def test_one_measure_says_how_good_a_model_is() -> None:
 
 
 def test_titles_and_tables_need_no_torch() -> None:
-    code = "import pmvit.evaluation.measures, pmvit.evaluation.estimates, sys; sys.exit('torch' in sys.modules)"
+    code = "import pmvit.numbers.measures, pmvit.evaluation.estimates, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

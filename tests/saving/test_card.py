@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from torch import nn
 
 import pmvit
-from pmvit.card import CARD_FILE, CardDetails, escaped, fenced
+from pmvit.saving.card import CARD_FILE, CardDetails, escaped, fenced
 from tests.helpers import QUIET, compressed, small_plan, small_vit
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pmvit.evaluation.tables import format_number
+from pmvit.numbers.tables import format_number
 
 
 @dataclass(frozen=True)

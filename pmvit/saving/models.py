@@ -15,8 +15,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pmvit.card import CardDetails, write_card
-from pmvit.commands import read_commands
 from pmvit.compression import Original, compression_of, decompress, wrap
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, check_writable, parse_document, read_document, write_atomically, write_text
@@ -24,6 +22,8 @@ from pmvit.hosts import OLD_FAMILIES, Host, host_class, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.flops import Flops, flops
+from pmvit.saving.card import CardDetails, write_card
+from pmvit.saving.commands import read_commands, versions
 
 FORMAT, VERSION = "pmvit-model", 2
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.json"
@@ -63,7 +63,7 @@ def save(
     config = {
         "format": FORMAT,
         "version": VERSION,
-        "pmvit": _pmvit_version(),
+        "pmvit": versions().get("pmvit", "unknown"),
         "host": described.host,
         "model": described.model,
         "compression": record,
@@ -314,9 +314,3 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, as
             shape = tuple(tensors[name].shape)
             raise PmvitError(f"{where}: expected {name!r} of shape {expected[name]}, got {shape}")
     model.load_state_dict(tensors, assign=assign)
-
-
-def _pmvit_version() -> str:
-    from pmvit import __version__
-
-    return __version__

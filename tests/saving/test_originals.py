@@ -12,8 +12,8 @@ from torch import nn
 import pmvit
 from pmvit.compression import Original, compression_of, record_source
 from pmvit.data.demo import DEMO, demo_model
-from pmvit.fingerprint import fingerprint
-from pmvit.originals import original_model
+from pmvit.loading import original_model
+from pmvit.wrapping import fingerprint
 from tests.helpers import QUIET, compressed, pmvit_here, small_plan, small_vit, tome
 
 FIXTURES = Path(__file__).parent / "fixtures"

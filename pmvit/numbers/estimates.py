@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from pmvit.evaluation.tables import format_number
+from pmvit.numbers.tables import format_number
 
 NORMAL_QUANTILE = 1.959964  # 97.5 % of a normal distribution lies below
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from pmvit.evaluation.estimates import Estimate
+from pmvit.numbers.estimates import Estimate
 
 RESAMPLES = 2000
 LARGEST_DRAW = 4_000_000  # numbers that are drawn at a time
