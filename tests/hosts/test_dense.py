@@ -24,7 +24,7 @@ from scripts.sweep import difference, randomise, try_model
 from scripts.sweep_dense import create_dpt, create_features
 from scripts.sweep_models import candidates, reduced_hf
 from tests.helpers import small_plan, small_vit
-from tests.layouts import explicit_scores
+from tests.hosts.layouts import explicit_scores
 from tests.segmenters import small_segmenter
 
 smp = pytest.importorskip("segmentation_models_pytorch")

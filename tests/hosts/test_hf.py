@@ -21,7 +21,7 @@ from pmvit.runtime.bench.variants import variant
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import hf_models, reduced_hf
 from tests.helpers import small_plan
-from tests.layouts import check_same_as_timm, explicit_scores, hugging_face_vit
+from tests.hosts.layouts import check_same_as_timm, explicit_scores, hugging_face_vit
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,7 +15,7 @@ from pmvit.loading import create_model
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import reduced_torchvision, torchvision_models
 from tests.helpers import small_plan
-from tests.layouts import check_same_as_timm, explicit_attention, explicit_scores, torchvision_vit
+from tests.hosts.layouts import check_same_as_timm, explicit_attention, explicit_scores, torchvision_vit
 
 
 def small_model() -> Any:

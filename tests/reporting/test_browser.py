@@ -13,7 +13,7 @@ import pmvit
 from pmvit.data.demo import demo_images
 from pmvit.reporting.page import measurements
 from pmvit.reporting.serve.server import make_server
-from tests.pages import HOSTILE, Watched, browser, demo_folder, save_demo
+from tests.reporting.pages import HOSTILE, Watched, browser, demo_folder, save_demo
 
 DROP = """([element, name, content]) => {
   const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));

@@ -21,7 +21,7 @@ from pmvit.runtime.optimize import optimize_for_inference
 from scripts.sweep import randomise
 from scripts.sweep_models import QUERIES, reduced_hf, reduced_torchvision
 from tests.helpers import small_plan, small_vit
-from tests.split_plans import split_plan
+from tests.runtime.split_plans import split_plan
 
 THREE = {"num_hidden_layers": 3}
 LABELS = {"num_labels": 7, **THREE}

@@ -21,8 +21,8 @@ from pmvit.runtime.chain import BlockMaps, chain, halves_of, identity_maps, maps
 from pmvit.runtime.export.targets import runtime_called
 from pmvit.runtime.optimize import optimize_for_inference
 from tests.helpers import small_vit
+from tests.runtime.split_plans import COUNTS, perturb, split_plan
 from tests.runtime.test_optimize import HOSTS, PASSES, check, images
-from tests.split_plans import COUNTS, perturb, split_plan
 
 
 def compressed(model: nn.Module, plan: Plan, learn: Any = "group") -> Any:

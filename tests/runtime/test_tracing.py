@@ -10,8 +10,8 @@ from torch import nn
 import pmvit
 from pmvit.prune_merge import PruneMerge
 from tests.helpers import small_plan, small_vit
+from tests.runtime.split_plans import perturb, split_plan
 from tests.runtime.test_optimize import images
-from tests.split_plans import perturb, split_plan
 from tests.swins import compressed as compressed_swin
 from tests.swins import images as swin_images
 

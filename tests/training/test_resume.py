@@ -14,7 +14,7 @@ import pytest
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("killed")
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.killed_runs", str(folder)]
+    command = [sys.executable, "-m", "tests.training.killed_runs", str(folder)]
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait do not take time from the workers
     result = subprocess.run(
         command, cwd=root, capture_output=True, text=True, check=False, timeout=600, env=environment

@@ -21,7 +21,7 @@ from pmvit.reporting.page.sections import speed_table
 from pmvit.reporting.pictures.charts import Series, line_chart
 from pmvit.saving.commands import read_commands, remember_command
 from tests.helpers import small_plan, small_vit, tome
-from tests.pages import save_demo
+from tests.reporting.pages import save_demo
 from tests.swins import small_swin
 
 

@@ -26,7 +26,7 @@ from pmvit.reporting.serve.server import MOST_WAITING, Server, make_server
 from pmvit.reporting.serve.trial import Trial
 from pmvit.reporting.serve.uploads import Limits, RefusedError, read_upload
 from tests.helpers import small_plan
-from tests.pages import save_demo
+from tests.reporting.pages import save_demo
 from tests.segmenters import small_segmenter
 
 

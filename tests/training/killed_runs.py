@@ -1,6 +1,6 @@
 """Runs that are killed and resumed until they end, for `test_resume`; prints what came of them as JSON.
 
-    python -m tests.killed_runs FOLDER
+    python -m tests.training.killed_runs FOLDER
 
 All is imported once; each run is a forked process of its own, which is killed at a random moment.
 """
