@@ -58,9 +58,8 @@ def vit_tiny() -> nn.Module:
 def real_images(vit_tiny: nn.Module) -> torch.Tensor:
     """Eight ImageNet training images, prepared for ViT-Tiny."""
     config = host_of(vit_tiny).data_config()
-    images, _ = next(
-        iter(create_loader(open_source(DATA / "imagenet/train"), config, batch_size=8, workers=0, shuffle=True))
-    )
+    loader = create_loader(open_source(DATA / "imagenet/train"), config, batch_size=8, workers=0, shuffle=True)
+    images: torch.Tensor = next(iter(loader))[0]
     return images
 
 

@@ -53,10 +53,10 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def small_vit(name: str = "vit_tiny_patch16_224", **arguments: object) -> nn.Module:
+def small_vit(name: str = "vit_tiny_patch16_224", **arguments: Any) -> nn.Module:
     """A ViT of three narrow blocks on 6 x 6 patches, random weights, none of them zero."""
     torch.manual_seed(0)
-    defaults = {"img_size": 96, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 7}
+    defaults: dict[str, Any] = {"img_size": 96, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 7}
     model: nn.Module = timm.create_model(name, **{**defaults, **arguments})
     with torch.no_grad():
         for parameter in model.parameters():

@@ -50,7 +50,9 @@ def images(model: nn.Module, count: int = 2) -> Tensor:
 
 
 def scored(model: nn.Module, **options: Any) -> pmvit.Scores:
-    return pmvit.measure(model, [(images(model), torch.tensor([1, 2]))], method="scored", progress=False, **options)
+    batches = [(images(model), torch.tensor([1, 2]))]
+    scores: pmvit.Scores = pmvit.measure(model, batches, method="scored", progress=False, **options)
+    return scores
 
 
 def compressed(host: str = "v1", learn: Any = "group", depths: Any = (2, 2), **options: Any) -> tuple[Any, Any]:

@@ -42,7 +42,7 @@ def test_options_need_no_torch() -> None:
 def test_every_option_is_explained(kind: type) -> None:
     """In the order in which the fields stand, in a sentence that fits a help text."""
     texts = options.attribute_texts(kind)
-    assert set(texts) == {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    assert set(texts) == {field.name for field in fields(kind)}
     assert all(10 < len(text) < 250 and "`" not in text for text in texts.values())
 
 
@@ -52,7 +52,7 @@ def test_keywords_are_the_fields(verb: Any) -> None:
     keywords, kinds = KEYWORDS[verb]
     expected: dict[str, Any] = {}
     for kind in kinds:
-        expected |= {field.name: field for field in fields(kind) if field.name not in expected}  # type: ignore[arg-type]
+        expected |= {field.name: field for field in fields(kind) if field.name not in expected}
     hints = get_type_hints(keywords)
     assert set(hints) == set(expected)
     shown = inspect.signature(verb).parameters

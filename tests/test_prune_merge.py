@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pmvit.config.planning import Reconstruct
+from pmvit.config.training import Learn
 from pmvit.prune_merge import (
     PRUNED,
     PruneMerge,
@@ -79,7 +81,7 @@ def test_merge_by_hand() -> None:
 @pytest.mark.parametrize("num_prefix", [0, 1, 5])
 @pytest.mark.parametrize("reconstruction", ["pinv", "residual"])
 @pytest.mark.parametrize("seed", range(3))
-def test_group_and_dense_form_are_the_formula(num_prefix: int, reconstruction: str, seed: int) -> None:
+def test_group_and_dense_form_are_the_formula(num_prefix: int, reconstruction: Reconstruct, seed: int) -> None:
     torch.manual_seed(seed)
     num_tokens, num_groups, width = 30, 13, 8
     groups, centres, weights = random_groups(num_tokens, num_groups, seed)
@@ -109,7 +111,7 @@ def test_group_and_dense_form_are_the_formula(num_prefix: int, reconstruction: s
 
 @pytest.mark.parametrize("learn", ["group", "dense"])
 @pytest.mark.parametrize("reconstruction", ["pinv", "residual"])
-def test_pruned_tokens_pass_by_unchanged(learn: str, reconstruction: str) -> None:
+def test_pruned_tokens_pass_by_unchanged(learn: Learn, reconstruction: Reconstruct) -> None:
     groups, centres, weights = random_groups(30, 9, seed=2)
     wrapper = PruneMerge(Toy(8), groups, centres, weights, num_prefix=1, reconstruct=reconstruction, learn=learn)
     tokens = torch.randn(2, 31, 8, dtype=torch.float64)

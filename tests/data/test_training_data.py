@@ -79,10 +79,12 @@ def opened(data: str | Path, *, workers: int = 0, process: tuple[int, int] = (0,
 def same(first: list[TrainingBatch], second: list[TrainingBatch]) -> bool:
     if len(first) != len(second):
         return False
-    pairs = zip(first, second, strict=True)
-    return all(
-        torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) and a.names == b.names for a, b in pairs
-    )
+    for a, b in zip(first, second, strict=True):
+        assert a.labels is not None
+        assert b.labels is not None
+        if not (torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) and a.names == b.names):
+            return False
+    return True
 
 
 @pytest.fixture(scope="module", params=["folder", "hf", "hf-stream", "shards"])

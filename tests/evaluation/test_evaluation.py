@@ -36,6 +36,7 @@ def test_batches_of_different_size_weigh_by_image(small_model: nn.Module) -> Non
     assert parts.cross_entropy == pytest.approx(whole.cross_entropy, rel=1e-5)
     assert whole.agreement == 1
     assert whole.kl == pytest.approx(0, abs=1e-6)
+    assert whole.top1 is not None
     assert whole.top1_error == pytest.approx(math.sqrt(whole.top1 * (1 - whole.top1) / 10))
 
 
@@ -62,6 +63,8 @@ def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: pmvit.Scor
     loader = create_loader(open_source(data / "imagenet/val", 1000), config, batch_size=50, workers=0, shuffle=True)
     batches: list[tuple[Tensor, Tensor]] = [batch for batch, _ in zip(loader, range(2), strict=False)]
     original = pmvit.evaluate(copy.deepcopy(deit_tiny), batches, progress=False)
+    assert original.top1 is not None
+    assert original.top5 is not None
     assert 0.60 < original.top1 < 0.80
     assert original.top5 > 0.85
     by_score = pmvit.compress(deit_tiny, pmvit.plan(deit_scores, keep=0.7))
@@ -70,6 +73,11 @@ def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: pmvit.Scor
     )
     scored = pmvit.evaluate(by_score, batches, reference=deit_tiny, progress=False)
     random = pmvit.evaluate(at_random, batches, reference=deit_tiny, progress=False)
+    assert scored.agreement is not None
+    assert random.agreement is not None
     assert scored.agreement > random.agreement
+    assert scored.kl is not None
+    assert random.kl is not None
     assert scored.kl < random.kl
+    assert scored.top1 is not None
     assert scored.top1 > original.top1 - 0.12

@@ -1,5 +1,7 @@
 """The weights of a timm ViT in the layouts of Hugging Face transformers and torchvision."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -16,15 +18,17 @@ def hugging_face_vit(model: nn.Module) -> nn.Module:
     state = model.state_dict()
     blocks = list(model.get_submodule("blocks").children())
     width = state["cls_token"].shape[-1]
+    labels: dict[str, Any] = {"num_labels": state["head.weight"].shape[0]}  # which every configuration takes
+    attention: Any = blocks[0].get_submodule("attn")
     config = ViTConfig(
         hidden_size=width,
         num_hidden_layers=len(blocks),
-        num_attention_heads=blocks[0].get_submodule("attn").num_heads,
+        num_attention_heads=attention.num_heads,
         intermediate_size=state["blocks.0.mlp.fc1.weight"].shape[0],
         image_size=224,
         patch_size=16,
         layer_norm_eps=1e-6,
-        num_labels=state["head.weight"].shape[0],
+        **labels,
     )
     names = {
         "norm1": "layernorm_before",
@@ -46,7 +50,7 @@ def hugging_face_vit(model: nn.Module) -> nn.Module:
                 renamed[f"vit.layers.{index}.{there}.{kind}"] = state[f"blocks.{index}.{here}.{kind}"]
             for letter, part in zip("qkv", state[f"blocks.{index}.attn.qkv.{kind}"].chunk(3), strict=True):
                 renamed[f"vit.layers.{index}.attention.{letter}_proj.{kind}"] = part
-    made = ViTForImageClassification(config)
+    made: nn.Module = ViTForImageClassification(config)
     made.load_state_dict({name: value.clone() for name, value in renamed.items()})
     return made.eval()
 

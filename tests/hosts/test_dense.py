@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.config.inference import Target
 from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import logits_of, parts_of, pixel_scores, predict
@@ -87,7 +89,7 @@ def test_intermediates_of_a_compressed_model(norm: bool) -> None:
     model: Any = small_vit(img_size=(64, 96), reg_tokens=2)
     images = images_for(model)
     same, small = (pmvit.compress(model, plan) for plan in (in_place_plan((4, 6), 3), small_plan(model)))
-    reads = [
+    reads: list[Callable[[Any], list[Tensor]]] = [
         lambda m: [part for pair in m.get_intermediate_layers(images, 2, True, True, norm) for part in pair],
         lambda m: m.forward_intermediates(images, [0, 2], norm=norm, intermediates_only=True),
         lambda m: m.forward_intermediates(images, 2, norm=norm, output_fmt="NLC", stop_early=True)[1],
@@ -157,7 +159,7 @@ def _cosine(first: Tensor, second: Tensor) -> float:
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("target", ["eager", "graph", "onnx"])
-def test_passes_are_exact(kind: str, target: str) -> None:
+def test_passes_are_exact(kind: str, target: Target) -> None:
     """What the decoder reads between the blocks is all there, whatever travels inside a run.
 
     EoMT's logarithms of small shares tell how a CPU rounds: where float32 shows a change, float64 must show none.

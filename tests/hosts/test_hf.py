@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.config.measuring import Loss
+from pmvit.evaluation.classification import Evaluation
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.hosts.outputs import as_tensor, predict
 from pmvit.loading import create_model, num_classes_of, open_loader
@@ -77,7 +79,7 @@ def test_scores_are_those_of_explicit_attention(family: str) -> None:
     host = host_of(model)
     layout = host.layout
     has_labels = host.outputs().num_classes is not None
-    loss = "labels" if has_labels else "predicted" if host.outputs().gives_logits else "embedding"
+    loss: Loss = "labels" if has_labels else "predicted" if host.outputs().gives_logits else "embedding"
     labels = torch.tensor([0, 3, 5])
     scores = pmvit.measure(model, [(images, labels)], method="scored", loss=loss, progress=False)
     assert model.config._attn_implementation == "eager"
@@ -337,7 +339,7 @@ def test_embeddings_are_tuned_towards_the_original(tmp_path: Path, pictures: Pat
         pmvit.finetune(small, teacher=model, train=pictures, val=pictures, **options)
     options["output"] = tmp_path / "other"
     tuned = pmvit.finetune(small, teacher=model, train=pictures, val=pictures, labels=False, lr=1e-3, **options)
-    assert tuned.best is not None
+    assert isinstance(tuned.best, Evaluation)
     assert tuned.best.cosine is not None
 
 

@@ -66,7 +66,7 @@ def test_prefix_tokens_are_found(name: str, arguments: dict[str, object], num_pr
 
 def test_a_bias_that_is_not_at_the_centres_would_show() -> None:
     """The reordering check of the sweep can fail: at all tokens, BEiT's position bias breaks it."""
-    model = small_vit("beit_base_patch16_224")
+    model: Any = small_vit("beit_base_patch16_224")
     randomise(model)
     images = torch.randn(1, 3, 96, 96)
     moved = pmvit.compress(model, in_place_plan((6, 6), 3))
@@ -89,7 +89,7 @@ def test_a_bias_that_is_not_at_the_centres_would_show() -> None:
         {"init_values": 1e-1, "pre_norm": True, "reg_tokens": 2, "no_embed_class": True},
     ],
 )
-def test_every_kind_of_block(arguments: dict[str, object]) -> None:
+def test_every_kind_of_block(arguments: dict[str, Any]) -> None:
     model = small_vit(**{"embed_dim": 64, "num_heads": 4, **arguments})
     randomise(model)
     images, labels = torch.randn(2, 3, 96, 96), torch.tensor([1, 2])
@@ -150,7 +150,8 @@ class Foreign(nn.Module):
         tokens = self.embed(images).flatten(2).transpose(1, 2)
         for layer in self.layers:
             tokens = layer(tokens)
-        return self.head(tokens.mean(1))
+        logits: torch.Tensor = self.head(tokens.mean(1))
+        return logits
 
 
 class AttentionBlock(nn.Module):

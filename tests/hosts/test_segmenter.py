@@ -12,7 +12,7 @@ from torch import Tensor
 import pmvit
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
-from pmvit.hosts.segmenter.model import create_segmenter
+from pmvit.hosts.segmenter.model import DecoderKind, create_segmenter
 from pmvit.loading import create_model, read_weights
 from pmvit.planning import Plan
 from pmvit.runtime.bench.variants import in_place_plan
@@ -49,13 +49,13 @@ def test_padding_is_cropped_again(images: Tensor) -> None:
 
 @pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_published_layouts_fit(name: str, decoder: str) -> None:
+def test_published_layouts_fit(name: str, decoder: DecoderKind) -> None:
     width, depth = WIDTHS[name]
     with torch.device("meta"):
         shapes = published(width, depth, classes=150, side=512, decoder=decoder)
         state = {key: torch.empty(shape) for key, shape in shapes.items()}
         traits = segmenter_checkpoint.read_traits(state)
-        model = create_segmenter(f"vit_{name}_patch16_384", classes=150, image_size=512, decoder=decoder)  # type: ignore[arg-type]
+        model = create_segmenter(f"vit_{name}_patch16_384", classes=150, image_size=512, decoder=decoder)
         fitted = segmenter_checkpoint.fit(state, model)
     assert (traits.classes, traits.decoder, traits.norm_eps) == (150, decoder, 1e-5)
     assert segmenter_checkpoint.image_side(traits, model.patch_size) == 512
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     with pytest.raises(pmvit.PmvitError, match="plain vision transformers"):
         create_segmenter("resnet18", img_size=None, dynamic_img_size=None)
     with pytest.raises(pmvit.PmvitError, match="expected mask or linear"):
-        create_segmenter(image_size=64, decoder="conv")  # type: ignore[arg-type]
+        create_segmenter(image_size=64, decoder="conv")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(pmvit.PmvitError, match="expected multiples of the patches of vit_tiny_patch16_224, 16 x 16"):
         create_segmenter(image_size=100)
 

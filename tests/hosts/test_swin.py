@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.config import PlanOptions
 from pmvit.hosts import host_of
 from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.planning import LayerPlan, Plan, predicted_macs
@@ -175,7 +176,8 @@ def test_swin_tiny_at_keep_seven_tenths_costs_what_the_paper_says() -> None:
 def test_predicted_cost_is_what_is_counted(host: str) -> None:
     model = small_swin(host)
     scores = pmvit.measure(model, [], method="scored", scorer="random")
-    for budget in ({"keep": 0.5}, {"flops_share": 0.7}):
+    budgets: list[PlanOptions] = [{"keep": 0.5}, {"flops_share": 0.7}]
+    for budget in budgets:
         plan = pmvit.plan(scores, **budget)
         counted = pmvit.flops(pmvit.compress(model, plan)).macs
         assert counted == pytest.approx(predicted_macs(scores, plan), rel=1e-9)

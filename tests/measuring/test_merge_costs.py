@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
     model = small_vit().double()
     images = torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     direction = torch.randn(1, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    blocks = list(model.get_submodule("blocks"))
+    blocks = list(model.get_submodule("blocks").children())
     layout = host_of(model).layout
     norms = [block.get_submodule("norm2") if is_split else None for block in blocks]
     recorder = EffectRecorder(blocks, layout, norms)
@@ -73,7 +74,7 @@ def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
     with torch.no_grad():
         for name in ("key", "value", "update", "update of attention"):
 
-            def shifted(query: Tensor, key: Tensor, value: Tensor, name: str = name, **options: object) -> Tensor:
+            def shifted(query: Tensor, key: Tensor, value: Tensor, name: str = name, **options: Any) -> Tensor:
                 changed = {"key": key, "value": value}
                 if name in changed:
                     tensor = changed[name]
@@ -98,7 +99,10 @@ def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
 
             with pytest.MonkeyPatch.context() as patch:
                 hook = blocks[1].register_forward_hook(updated)
-                of_parts = [blocks[1].attn.register_forward_hook(attended), blocks[1].mlp.register_forward_hook(fed)]
+                of_parts = [
+                    blocks[1].get_submodule("attn").register_forward_hook(attended),
+                    blocks[1].get_submodule("mlp").register_forward_hook(fed),
+                ]
                 pre = blocks[1].register_forward_pre_hook(
                     lambda *_: patch.setattr(F, "scaled_dot_product_attention", shifted)
                 )
@@ -155,7 +159,7 @@ def test_equal_tokens_merge_for_nothing() -> None:
     """An image with two halves that are the same everywhere, and no positions: merging them changes nothing."""
     model = small_vit()
     with torch.no_grad():
-        model.pos_embed.zero_()
+        model.get_parameter("pos_embed").zero_()
     images = torch.randn(2, 3, 96, 48, generator=torch.Generator().manual_seed(7)).repeat(1, 1, 1, 2)
     merge_costs = pmvit.measure(model, [images], method="measured", groups="any", progress=False)
     made = pmvit.plan(merge_costs, keep=(5 * 18 + 1) / (6 * 36))  # of the last MLP nobody reads a patch

@@ -35,7 +35,7 @@ def test_merge_costs_unless_something_asks_for_scores() -> None:
     with pytest.raises(pmvit.PmvitError, match="groups: expected with the method measured alone"):
         measure_config(vit, "scored", {"groups": "any"})
     with pytest.raises(TypeError, match="los"):
-        pmvit.measure(vit, [], los="entropy")  # type: ignore[call-overload]
+        pmvit.measure(vit, [], los="entropy")  # type: ignore[call-overload]  # the mistake
 
 
 def test_what_is_measured_is_what_was_asked_for(tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 import pmvit
+from pmvit.config.measuring import Scorer
 from pmvit.hosts import host_of
-from pmvit.measuring.score_run import PARTIAL_FORMAT
+from pmvit.measuring.scores import PARTIAL_FORMAT
 from tests.helpers import small_vit
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -28,22 +30,27 @@ def explicit_scores(model: nn.Module, images: Tensor, labels: Tensor) -> dict[st
         tensor.retain_grad()
         store.append(tensor)
 
-    for module in model.modules():
+    def product(tensor: Tensor) -> Tensor:
+        assert tensor.grad is not None
+        return tensor * tensor.grad
+
+    modules: list[Any] = list(model.modules())
+    for module in modules:
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
         if hasattr(module, "attn_drop"):
             module.attn_drop.register_forward_hook(lambda _, args, __: keep(maps, args[0]))
-    for block in model.blocks:
+    for block in model.get_submodule("blocks").children():
         block.register_forward_pre_hook(lambda _, args: keep(inputs, args[0]))
     F.cross_entropy(model(images), labels, reduction="sum").backward()
     prefix = host_of(model).layout.num_prefix
-    weighted = [(a * a.grad).mean(1) for a in maps]
+    weighted = [product(a).mean(1) for a in maps]
     result = {
         "grad_attn": torch.stack([w.sum(1) for w in weighted]),
         "grad_class_attn": torch.stack([w[:, 0] for w in weighted]),
         "attn": torch.stack([a.mean(1).sum(1) for a in maps]),
         "class_attn": torch.stack([a.mean(1)[:, 0] for a in maps]),
-        "grad": torch.stack([(z * z.grad).mean(-1) for z in inputs]),
+        "grad": torch.stack([product(z).mean(-1) for z in inputs]),
     }
     return {name: values[:, :, prefix:].detach() for name, values in result.items()}
 
@@ -71,7 +78,7 @@ def test_values_give_equation_9_on_a_real_model(deit_tiny: nn.Module, train_batc
     ],
 )
 @pytest.mark.parametrize("scorer", ["grad_attn", "attn", "class_attn", "grad_class_attn", "grad"])
-def test_every_scorer_is_its_formula(name: str, arguments: dict[str, object], scorer: str) -> None:
+def test_every_scorer_is_its_formula(name: str, arguments: dict[str, Any], scorer: Scorer) -> None:
     model = small_vit(name, **arguments).double()
     if "class" in scorer and host_of(model).layout.num_prefix == 0:
         with pytest.raises(pmvit.PmvitError, match="needs a class token"):
@@ -86,8 +93,9 @@ def test_every_scorer_is_its_formula(name: str, arguments: dict[str, object], sc
     per_image = explicit_scores(model, images, labels)[scorer]
     for abs_per_sample in (False, True):
         expected = per_image.abs().mean(1) if abs_per_sample else per_image.mean(1).abs()
-        options = {"scorer": scorer, "abs_per_sample": abs_per_sample, "progress": False}
-        got = pmvit.measure(model, [(images, labels)], method="scored", **options).values
+        got = pmvit.measure(
+            model, [(images, labels)], method="scored", scorer=scorer, abs_per_sample=abs_per_sample, progress=False
+        ).values
         assert torch.allclose(got, expected, rtol=1e-9, atol=expected.max().item() * 1e-12)
 
 
@@ -100,7 +108,7 @@ def test_iterations_are_averaged(small_model: nn.Module, small_batches: Batches)
     assert torch.allclose(first_two.values, torch.stack(singly[:2]).mean(0))
 
 
-def test_the_model_is_left_as_it_was(small_model: nn.Module, small_batches: Batches) -> None:
+def test_the_model_is_left_as_it_was(small_model: Any, small_batches: Batches) -> None:
     small_model.train()
     small_model.blocks[1].eval()
     small_model.blocks[0].mlp.fc1.weight.requires_grad_(False)
@@ -156,7 +164,7 @@ def test_an_interrupted_run_goes_on(small_model: nn.Module, small_batches: Batch
 
     other = small_vit()
     with torch.no_grad():
-        other.blocks[0].mlp.fc1.weight.add_(1)
+        other.get_parameter("blocks.0.mlp.fc1.weight").add_(1)
     with pytest.raises(pmvit.PmvitError, match="partial scores of other weights"):
         pmvit.measure(other, interrupted(), method="scored", checkpoint=partial, progress=False)
     with pytest.raises(pmvit.PmvitError, match="partial scores of other configuration"):
@@ -188,24 +196,25 @@ def test_scores_survive_a_file(small_model: nn.Module, small_batches: Batches, t
 def test_bad_scores_name_the_layer(small_model: nn.Module, small_batches: Batches) -> None:
     broken = copy.deepcopy(small_model)
     with torch.no_grad():
-        broken.blocks[1].attn.proj.weight.zero_()
+        broken.get_parameter("blocks.1.attn.proj.weight").zero_()
     with pytest.raises(pmvit.PmvitError, match="block 1: all scores are zero"):
         pmvit.measure(broken, small_batches, method="scored", progress=False)
     with torch.no_grad():
-        broken.blocks[2].attn.qkv.weight[0, 0] = float("nan")
+        broken.get_parameter("blocks.2.attn.qkv.weight")[0, 0] = float("nan")
     with pytest.raises(pmvit.PmvitError, match="block 0: the scores are not finite"):
         pmvit.measure(broken, small_batches, method="scored", progress=False)
 
 
 def test_input_that_does_not_fit_is_named(small_model: nn.Module, small_batches: Batches) -> None:
     images, labels = small_batches[0]
-    for batches, options, message in [
+    mistakes: list[tuple[list[Any], dict[str, Any], str]] = [
         ([], {}, "the loader is empty"),
         ([(images, labels + 7)], {}, "expected labels below 7"),
         ([{"image": images}], {}, "expected batches of images"),
         ([], {"scorer": "gradient"}, "scorer: expected one of grad_attn"),
         ([], {"iterations": 0}, "iterations: expected 1 or more"),
-    ]:
+    ]
+    for batches, options, message in mistakes:
         with pytest.raises(pmvit.PmvitError, match=message):
             pmvit.measure(small_model, batches, method="scored", progress=False, **options)
     small = pmvit.compress(
@@ -232,7 +241,7 @@ def _score_half(rank: int, rendezvous: str, output: str, batches: Batches) -> No
 
 
 def test_two_processes_find_what_one_finds(small_model: nn.Module, small_batches: Batches, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_score_half, (str(tmp_path / "rendezvous"), str(tmp_path), small_batches), nprocs=2)
+    spawn(_score_half, (str(tmp_path / "rendezvous"), str(tmp_path), small_batches), nprocs=2)
     for abs_per_sample in (False, True):
         alone = pmvit.measure(
             small_model, small_batches, method="scored", abs_per_sample=abs_per_sample, progress=False

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.config import PAPER, ScoreConfig
+from pmvit.config import PAPER, PlanOptions, ScoreConfig
+from pmvit.config.planning import Scope, Weights
 from pmvit.measuring.flops import BlockCost, ModelCost
 from pmvit.planning import LayerPlan, predicted_macs
 from pmvit.planning.grouping import group_layer, smooth, weigh
@@ -36,7 +37,7 @@ def layer_of(kept: list[int], pruned: list[int], grid: tuple[int, int], **option
     masks[0, kept] = True
     masks[1, pruned] = True
     values = options.pop("values", torch.ones(grid[0] * grid[1]))
-    return group_layer(values, *masks, grid, options.get("grouping", "grid"), options.get("weights", "sum"))
+    return group_layer(values, masks[0], masks[1], grid, options.get("grouping", "grid"), options.get("weights", "sum"))
 
 
 # The two thresholds
@@ -51,7 +52,7 @@ def layer_of(kept: list[int], pruned: list[int], grid: tuple[int, int], **option
     st.booleans(),
 )
 @settings(max_examples=80, deadline=None)
-def test_counts_are_exact(layers: int, tokens: int, keep: float, rest: float, scope: str, ties: bool) -> None:
+def test_counts_are_exact(layers: int, tokens: int, keep: float, rest: float, scope: Scope, ties: bool) -> None:
     prune = rest * (1 - keep) * 0.999
     values = torch.rand(layers, tokens, generator=torch.Generator().manual_seed(tokens)) + 0.01
     if ties:
@@ -165,7 +166,7 @@ def test_grouping_is_the_nearest_by_brute_force(seed: int, grouping: str) -> Non
         ("average", [0.5, 0.5]),
     ],
 )
-def test_weight_rules_by_hand(rule: str, expected: list[float]) -> None:
+def test_weight_rules_by_hand(rule: Weights, expected: list[float]) -> None:
     values = torch.tensor([3.0, 4.0, 5.0, 9.0], dtype=torch.float64)
     weights = weigh(values, torch.tensor([0, 0, 1, PRUNED]), (2, 2), rule)
     alone = 5.0 / 5.0
@@ -203,7 +204,8 @@ def test_layers_can_be_skipped(scores: pmvit.Scores) -> None:
 @pytest.mark.parametrize("share", [0.8, 0.6, 0.4])
 def test_flops_budgets_are_met_on_the_real_graph(deit_tiny: nn.Module, deit_scores: pmvit.Scores, share: float) -> None:
     original = pmvit.flops(deit_tiny).macs
-    for budget in ({"flops_share": share}, {"gflops": share * original / 1e9}):
+    budgets: list[PlanOptions] = [{"flops_share": share}, {"gflops": share * original / 1e9}]
+    for budget in budgets:
         made = pmvit.plan(deit_scores, **budget)
         counted = pmvit.flops(pmvit.compress(deit_tiny, made)).macs
         assert counted == predicted_macs(deit_scores, made)

@@ -141,7 +141,8 @@ def test_rewritten_blocks_give_the_same(name: str) -> None:
 def test_the_halves_of_a_block_make_the_block(name: str) -> None:
     model = make(name)
     host = host_of(model)
-    path, called = host.block_names()[1], {}
+    path = host.block_names()[1]
+    called: dict[str, Any] = {}
     block = model.get_submodule(path)
     hook = block.register_forward_hook(
         lambda _, given, named, output: called.update(given=given, named=named, output=output), with_kwargs=True
@@ -152,7 +153,7 @@ def test_the_halves_of_a_block_make_the_block(name: str) -> None:
         hook.remove()
         parts = host.plain_parts(block, arguments.at_centres)
         assert parts is not None
-        tokens: Any = called["given"][0]
+        tokens = called["given"][0]
         assert torch.allclose(MlpHalf(parts)(AttentionHalf(parts)(tokens)), called["output"], rtol=1e-4, atol=1e-4)
 
 

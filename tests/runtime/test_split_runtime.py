@@ -1,6 +1,7 @@
 """Deployment of blocks whose MLP runs on groups of its own: exact in every form, on as many tokens as planned."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_graphs_can_be_captured(vit: Any, rewrite: bool) -> None:
     small = compressed(vit, split_plan())
     graph = optimize_for_inference(small, target="graph", rewrite=rewrite)
     with torch.inference_mode():
-        compiled = torch.compile(graph, fullgraph=True, backend="eager")
+        compiled: Callable[..., Tensor] = torch.compile(graph, fullgraph=True, backend="eager")
         assert torch.allclose(compiled(images()), small(images()), rtol=0, atol=1e-4)
     exported = torch.export.export(graph, (images(),)).module()
     assert torch.allclose(exported(images()), small(images()), rtol=0, atol=1e-4)
@@ -221,7 +222,7 @@ def test_the_bound_costs_less_and_nothing_is_merged(vit: Any) -> None:
     macs = {name: pmvit.flops(variant(name, small, "eager")).macs for name in ("compressed", "bound", "direct")}
     assert macs["bound"] == macs["direct"] < macs["compressed"]
     with torch.inference_mode():
-        first = variant("direct", small, "eager").blocks[0]
+        first = variant("direct", small, "eager").get_submodule("blocks.0")
         tokens = torch.randn(1, 37, 48)
         attended = tokens + vit.blocks[0].attn(vit.blocks[0].norm1(tokens))
         is_centre = torch.zeros(37, dtype=torch.bool)

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 import pmvit
+from pmvit.evaluation.classification import Evaluation
 from pmvit.saving import read_tensors
 from pmvit.training.checkpoint import Checkpoints, select
 from pmvit.training.loss import token_distance
@@ -28,7 +29,7 @@ def test_tuning_comes_nearer_to_the_teacher_and_leaves_it_alone(small_batches: B
         model, teacher=teacher, train=small_batches, val=small_batches, output=tmp_path, epochs=12, lr=1e-3,
         labels=False, **QUIET,
     )  # fmt: skip
-    assert result.last is not None
+    assert isinstance(result.last, Evaluation)
     assert result.last.kl is not None
     assert start is not None
     assert result.last.kl < 0.5 * start
@@ -58,15 +59,15 @@ def test_the_default_teacher_is_the_model_uncompressed(small_batches: Batches) -
 def test_token_distillation_brings_the_token_maps_nearer(small_batches: Batches, tmp_path: Path) -> None:
     tokens = {}
     for weight in (0.0, 5.0):
-        teacher = small_vit()
+        teacher: Any = small_vit()
         model = pmvit.compress(teacher, small_plan(teacher))
         pmvit.finetune(
             model, teacher=teacher, train=small_batches, epochs=10, lr=1e-3, token_alpha=weight, token_blocks=(1, 2),
             progress=False,
         )  # fmt: skip
         with torch.inference_mode():
-            maps = [host.forward_features(small_batches[0][0]) for host in (model, teacher)]
-        tokens[weight] = token_distance(*maps)
+            images = small_batches[0][0]
+            tokens[weight] = token_distance(model.forward_features(images), teacher.forward_features(images))
     assert tokens[5.0] < 0.8 * tokens[0.0]
 
 
@@ -93,7 +94,7 @@ def test_output_is_what_compress_saves(pictures: Path, tmp_path: Path) -> None:
         assert torch.equal(pmvit.load(tmp_path / "out" / "last")(images), model(images))
         pmvit.load(tmp_path / "out")(images)
     best = max(line["top1"] for line in read_metrics(tmp_path / "out") if line.get("kind") == "epoch")
-    assert result.best is not None
+    assert isinstance(result.best, Evaluation)
     assert result.best.top1 == best
     assert pmvit.evaluate(pmvit.load(tmp_path / "out"), val_of(model, pictures), progress=False).top1 == best
     with Image.open(tmp_path / "out" / "curves.png") as curves:
@@ -116,7 +117,7 @@ def test_an_uncompressed_model_is_tuned_without_a_teacher(small_batches: Batches
     model = small_vit()
     before = pmvit.evaluate(model, small_batches, progress=False).cross_entropy
     result = pmvit.finetune(model, train=small_batches, val=small_batches, epochs=8, lr=1e-3, progress=False)
-    assert result.last is not None
+    assert isinstance(result.last, Evaluation)
     assert result.last.cross_entropy is not None
     assert before is not None
     assert result.last.cross_entropy < 0.7 * before
@@ -141,7 +142,7 @@ def test_a_folder_without_classes_needs_no_labels(pictures: Path, tmp_path: Path
     result = pmvit.finetune(
         compressed(), train=flat, val=flat, batch_size=16, epochs=2, labels=False, progress=False, workers=0
     )
-    assert result.last is not None
+    assert isinstance(result.last, Evaluation)
     assert result.last.top1 is None
     assert result.last.kl is not None
 
@@ -153,6 +154,6 @@ def test_validation_without_labels_looks_at_the_teacher(pictures: Path, tmp_path
         (flat / path.name).write_bytes(path.read_bytes())
     options: dict[str, Any] = {"batch_size": 16, "epochs": 2, "progress": False, "workers": 0}
     result = pmvit.finetune(compressed(), train=pictures, val=flat, output=tmp_path / "out", **options)
-    assert result.best is not None
+    assert isinstance(result.best, Evaluation)
     assert result.best.top1 is None
     assert result.best.kl is not None

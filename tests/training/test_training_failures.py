@@ -127,8 +127,10 @@ def test_any_optimizer_of_timm_is_resumed(optimizer: str, small_batches: Batches
 
 
 def test_any_nested_state_survives() -> None:
-    state = {"state": {0: {"Q": [torch.ones(2), torch.zeros(1)], "step": 3, "dtype": torch.bfloat16, "none": None}},
-             "param_groups": [{"step": torch.tensor(2.0), "betas": (0.9, 0.99), "name": "x", "on": True}]}  # fmt: skip
+    state: dict[str, Any] = {
+        "state": {0: {"Q": [torch.ones(2), torch.zeros(1)], "step": 3, "dtype": torch.bfloat16, "none": None}},
+        "param_groups": [{"step": torch.tensor(2.0), "betas": (0.9, 0.99), "name": "x", "on": True}],
+    }
     tensors: dict[str, Tensor] = {}
     data = json.loads(json.dumps(split_tensors(state, tensors)))
     assert len(tensors) == 3

@@ -33,7 +33,9 @@ def section(page: str, name: str) -> str:
 
 def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_demo(tmp_path / "out")
-    lines = [{"step": step, "loss": 1 / step, "ce": 0.5 / step, "lr": 1e-4} for step in range(1, 30)]
+    lines: list[dict[str, Any]] = [
+        {"step": step, "loss": 1 / step, "ce": 0.5 / step, "lr": 1e-4} for step in range(1, 30)
+    ]
     lines.append({"kind": "epoch", "step": 29, "epoch": 1, "top1": 0.8})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = [
@@ -105,8 +107,9 @@ def test_other_methods_have_no_blocks_to_show_and_files_are_checked(tmp_path: Pa
     assert "−10.0 points" in section(page, "accuracy")
     for option, words in (("evaluation", "evaluate --json"), ("comparison", "with rows"), ("benchmark", "with rows")):
         evaluation.write_text("{}")
+        files: dict[str, Any] = {option: evaluation}
         with pytest.raises(PmvitError, match=words):
-            pmvit.report(tmp_path / "out", output, **{option: evaluation})
+            pmvit.report(tmp_path / "out", output, **files)
     with pytest.raises(PmvitError, match="got the folder"):
         pmvit.report(tmp_path / "out", tmp_path)
     pmvit.save(demo_model(), tmp_path / "plain")

@@ -44,8 +44,10 @@ def width_of(columns: int, column: int) -> int:
     return 2 * MARGIN + columns * (column + SPACE) - SPACE
 
 
-def colours_of(picture: Image.Image) -> set[tuple[int, int, int]]:
-    return {colour for _, colour in picture.getcolors(picture.width * picture.height)}
+def colours_of(picture: Image.Image) -> set[tuple[int, ...] | float]:
+    counted = picture.getcolors(picture.width * picture.height)
+    assert counted is not None
+    return {colour for _, colour in counted}
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,7 @@ def test_what_is_drawn_is_what_evaluation_measures(original: Segmenter, small: S
     assert found.agreement is not None
     assert 0.2 < found.agreement < 1
     assert found.labels is not None
+    assert found.compressed is not None
     assert found.labels.shape == found.original.shape == (40, 60)
     kinds = differences(found.original, found.compressed, found.labels)
     drawn = np.asarray(found.panels()[-1].picture)
@@ -213,7 +216,7 @@ def rows() -> list[dict[str, Any]]:
 def test_a_line_for_each_method_and_stage(tmp_path: Path) -> None:
     figure = tradeoff_figure(rows())
     for axes in figure.axes:
-        containers = {container.get_label(): container for container in axes.containers}
+        containers = {str(container.get_label()): container for container in axes.containers}
         assert sorted(containers) == ["a, compressed", "a, tuned", "b, compressed", "b, tuned", "original"]
     drawn = {container.get_label(): container[0].get_xydata() for container in figure.axes[0].containers}
     assert drawn["original"].tolist() == [[1.4, 82.0]]
@@ -251,5 +254,5 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(pmvit.PmvitError, match="expected watts in some row"):
         draw_tradeoff(rows(), tmp_path / "curves.png", costs=("watts",))
     with pytest.raises(pmvit.PmvitError, match="row 0: expected an object"):
-        draw_tradeoff([3], tmp_path / "curves.png")  # type: ignore[list-item]
+        draw_tradeoff([3], tmp_path / "curves.png")  # type: ignore[list-item]  # the mistake
     assert not list(tmp_path.iterdir())

@@ -29,17 +29,19 @@ def hugging_face(name: str) -> nn.Module:
     shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
     if name == "ViT":
         config = transformers.ViTConfig(**shape, image_size=48, patch_size=8, num_labels=5)
-        return transformers.ViTForImageClassification(config).eval()
-    size = {"image_size": [48, 64], "patch_size": 8, "num_detection_tokens": 6, "num_labels": 5}
-    return transformers.YolosForObjectDetection(transformers.YolosConfig(**shape, **size)).eval()
+        model: nn.Module = transformers.ViTForImageClassification(config)
+    else:
+        size = {"image_size": [48, 64], "patch_size": 8, "num_detection_tokens": 6, "num_labels": 5}
+        model = transformers.YolosForObjectDetection(transformers.YolosConfig(**shape, **size))
+    return model.eval()
 
 
 def torchvision_vit() -> nn.Module:
     from torchvision.models import VisionTransformer
 
     torch.manual_seed(0)
-    model = VisionTransformer(48, 8, 3, 2, 32, 64, num_classes=5)
-    nn.init.normal_(model.heads[0].weight)
+    model: nn.Module = VisionTransformer(48, 8, 3, 2, 32, 64, num_classes=5)
+    nn.init.normal_(model.get_parameter("heads.head.weight"))
     return model.eval()
 
 
