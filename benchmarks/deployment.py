@@ -29,7 +29,7 @@ OUTPUT = Path(__file__).with_suffix(".json")
 RUNTIMES = ("eager", "onnxruntime", "openvino")
 OTHERS = "other methods"
 ARCHITECTURES = {"DeiT-Small": "deit_small_patch16_224", "Swin-Tiny": "swin_tiny_patch4_window7_224"}
-SMALL: dict[str, Any] = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6}
+SMALL: dict[str, Any] = {"num_labels": 1000, "hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6}
 Row = dict[str, Any]
 
 
@@ -70,9 +70,9 @@ def model_called(name: str) -> nn.Module:
     import transformers
 
     if name == "DINOv2-S of transformers":
-        dinov2 = transformers.Dinov2Config(**SMALL, image_size=224, patch_size=14, num_labels=1000)
+        dinov2 = transformers.Dinov2Config(**SMALL, image_size=224, patch_size=14)
         return cast("nn.Module", transformers.Dinov2ForImageClassification(dinov2).eval())
-    vit = transformers.ViTConfig(**SMALL, intermediate_size=1536, num_labels=1000)
+    vit = transformers.ViTConfig(**SMALL, intermediate_size=1536)
     return cast("nn.Module", transformers.ViTForImageClassification(vit).eval())
 
 
