@@ -66,7 +66,8 @@ def model_called(name: str) -> nn.Module:
     if name == "ViT-S of torchvision":
         from torchvision.models import VisionTransformer
 
-        return VisionTransformer(224, 16, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536).eval()
+        vision = VisionTransformer(224, 16, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536)
+        return cast("nn.Module", vision.eval())
     import transformers
 
     if name == "DINOv2-S of transformers":
