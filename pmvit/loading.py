@@ -215,6 +215,7 @@ def open_loader(
     shuffle: bool = False,
     seed: int = 0,
     strict: bool = False,
+    limit: int | None = None,
     process: int = 0,
     processes: int = 1,
 ) -> ImageLoader:
@@ -231,6 +232,7 @@ def open_loader(
         shuffle=shuffle,
         seed=seed,
         strict=strict,
+        limit=limit,
         process=process,
         processes=processes,
     )

@@ -28,6 +28,8 @@ KEYWORDS: dict[Any, tuple[Any, list[type]]] = {
     pmvit.measure: (config.MeasureOptions, [config.ScoreConfig, config.MergeCostConfig]),
     pmvit.plan: (config.PlanOptions, [config.PlanConfig]),
     pmvit.optimize_for_inference: (config.InferenceOptions, [config.InferenceConfig]),
+    pmvit.finetune: (config.FinetuneOptions, [config.FinetuneConfig]),
+    pmvit.calibrate: (config.FinetuneOptions, [config.FinetuneConfig]),
 }
 
 

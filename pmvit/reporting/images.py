@@ -2,13 +2,17 @@
 
 import base64
 import io
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from pmvit.data.loaders import Broken
+from pmvit.data.sources import BROKEN_IMAGE, Sample
 from pmvit.data.transforms import Preparation, color_mode, evaluation_transform
+from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
 from pmvit.reporting.pictures.patches import photograph
 
@@ -46,6 +50,24 @@ class InputImages:
     def picture(self, prepared: Tensor) -> Image.Image:
         """Prepared pixels as a picture again."""
         return Image.fromarray(photograph(self.visible(prepared)))
+
+
+def readable(samples: Sequence[Sample], mode: str, broken: Broken) -> Iterator[tuple[int, Sample, Image.Image]]:
+    """Decode images, each with its number; those that cannot be read are noted and left out.
+
+    Raises:
+        PmvitError: If there is none that can be read.
+    """
+    for number, sample in enumerate(samples):
+        try:
+            picture = sample.open(mode)
+        except BROKEN_IMAGE as error:
+            broken.files[sample.name] = f"{type(error).__name__}: {error}"
+        else:
+            yield number, sample, picture
+    if samples and len(broken) == len(samples):
+        name, reason = next(iter(broken.files.items()))
+        raise PmvitError(f"expected an image that can be read, got none: {name} ({reason})")
 
 
 def fitted(picture: Image.Image, side: int) -> Image.Image:

@@ -255,7 +255,7 @@ def test_an_optimised_model_is_not_taken_for_another() -> None:
     ):
         with pytest.raises(pmvit.PmvitError, match="is optimised for inference"):
             wrong()
-    with pytest.raises(pmvit.PmvitError, match="form: expected auto or segment or gather or matmul, got 'magic'"):
+    with pytest.raises(pmvit.PmvitError, match="form: expected one of segment, gather, matmul, auto; got 'magic'"):
         pmvit.optimize_for_inference(small, form="magic")  # type: ignore[arg-type]
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from pmvit.runtime.chain import maps_of
 from pmvit.training.loss import divergence, finetune_loss, token_distance
 from pmvit.training.matrices import matrix_parameters, parameter_groups
 from pmvit.training.metrics import read_metrics
-from pmvit.training.options import FinetuneOptions
 from tests.helpers import QUIET, Batches, compressed, states
 
 
@@ -207,7 +206,3 @@ def test_presets_are_the_papers() -> None:
 def test_configuration_says_what_it_expected(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(pmvit.PmvitError, match=message):
         FinetuneConfig(**wrong)
-
-
-def test_keywords_are_the_fields_of_the_configuration() -> None:
-    assert get_type_hints(FinetuneOptions) == get_type_hints(FinetuneConfig)

@@ -9,13 +9,14 @@ from PIL import Image
 from torch import nn
 
 from pmvit.data import demo
+from pmvit.data.loaders import Broken
 from pmvit.data.segmentation import has_masks, open_pairs
-from pmvit.data.sources import BROKEN_IMAGE, choose_samples, open_source
+from pmvit.data.sources import choose_samples, open_source
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.loading import num_classes_of
-from pmvit.reporting.images import InputImages, data_uri, likeliest
+from pmvit.reporting.images import InputImages, data_uri, likeliest, readable
 
 
 class _Shown(NamedTuple):
@@ -57,9 +58,5 @@ def _choose(model: nn.Module, data: str | Path, count: int, mode: str) -> Iterat
         samples = choose_samples(open_pairs(data, classes, "val"), count)
     else:
         samples = choose_samples(open_source(data, num_classes_of(model)), count)
-    for sample in samples:
-        try:
-            label = sample.label if isinstance(sample.label, int) else None
-            yield _Shown(sample.open(mode), Path(sample.name).name, label)
-        except BROKEN_IMAGE:
-            continue
+    for _, sample, picture in readable(samples, mode, Broken()):
+        yield _Shown(picture, Path(sample.name).name, sample.label if isinstance(sample.label, int) else None)

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from PIL import Image
+from torch import Tensor, nn
 
 from pmvit.compression import compression_of
 from pmvit.data.loaders import Broken
 from pmvit.data.masks import Mask
 from pmvit.data.segmentation import Split, has_masks, open_pairs
-from pmvit.data.sources import BROKEN_IMAGE, Sample, choose_samples, open_source
+from pmvit.data.sources import Sample, choose_samples, open_source
 from pmvit.data.transforms import Preparation, color_mode
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
@@ -20,6 +21,7 @@ from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.progress import track
 from pmvit.reporting.class_names import class_names
+from pmvit.reporting.images import readable
 from pmvit.reporting.pictures.segmentation import Segmentation, SegmentedImage
 
 COLUMNS = {"original": "original", "uncompressed": "uncompressed (same weights)", "other": "other model"}
@@ -68,35 +70,29 @@ def segment(
         original, titles = reference.model, (COLUMNS[reference.name], "compressed")
     models = [model] if original is None else [original, model]
     _check_alike(models)
-    window = host.input_size()[1:]
-    strides = check_stride(window, stride)
-    words = class_names(model, names)
-    config = host.data_config()
-    preparation, mode = Preparation.of(config), color_mode(config)
-    device = next(model.parameters()).device
-    made: list[SegmentedImage] = []
-    broken = Broken()
+    check_stride(host.input_size()[1:], stride)
+    words, made, broken = class_names(model, names), [], Broken()
     chosen = _choose(data, classes, images, split, first_label)
-    with evaluation_mode(model), evaluation_mode(original or model), torch.inference_mode():
-        for sample in track(chosen, "segment", len(chosen), show=progress):
-            try:
-                picture, opened = sample.open("RGB"), sample.open(mode)
-            except BROKEN_IMAGE as error:
-                broken.files[sample.name] = f"{type(error).__name__}: {error}"
-                continue
-            size = picture.height, picture.width
-            pixels = preparation.whole(opened)[None].to(device)
-            found = []
-            for each in models:
-                scores = sliding_logits(each, pixels, window, strides, batch_size=batch_size)
-                found.append(classes_at(scores, size)[0].cpu())
-            compressed = found[1] if len(found) > 1 else None
-            mask = sample.label.read(size) if isinstance(sample.label, Mask) else None
-            made.append(SegmentedImage(sample.name, picture, classes, mask, found[0], compressed))
-    if not made:
-        name, reason = next(iter(broken.files.items()))
-        raise PmvitError(f"expected an image that can be read, got none: {name} ({reason})")
+    opened = readable(chosen, "RGB", broken)
+    for _, sample, picture in track(opened, "segment", len(chosen), show=progress):
+        found = [label_pixels(each, picture, stride=stride, batch_size=batch_size) for each in models]
+        mask = sample.label.read((picture.height, picture.width)) if isinstance(sample.label, Mask) else None
+        compressed = found[1] if len(found) > 1 else None
+        made.append(SegmentedImage(sample.name, picture, classes, mask, found[0], compressed))
     return Segmentation(tuple(made), words, titles, broken)
+
+
+def label_pixels(
+    model: nn.Module, picture: Image.Image, *, stride: int | tuple[int, int] | None = None, batch_size: int = 8
+) -> Tensor:
+    """The class of each pixel of a whole image, as (height, width), by a window that slides over it."""
+    host = host_of(model)
+    config, window = host.data_config(), host.input_size()[1:]
+    pixels = Preparation.of(config).whole(picture.convert(color_mode(config)))[None]
+    with evaluation_mode(model), torch.inference_mode():
+        on_device = pixels.to(next(model.parameters()).device)
+        scores = sliding_logits(model, on_device, window, check_stride(window, stride), batch_size=batch_size)
+        return classes_at(scores, (picture.height, picture.width))[0].cpu()
 
 
 def _check_alike(models: Sequence[nn.Module]) -> None:

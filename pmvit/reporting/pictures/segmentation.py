@@ -82,6 +82,11 @@ class SegmentedImage:
         miou = float(mean_iou(counts[0]))
         return None if math.isnan(miou) else miou
 
+    def classes_found(self) -> list[int]:
+        """The classes that are somewhere on the image, in the ground truth or in what a model finds."""
+        maps = [each for each in (self.labels, self.original, self.compressed) if each is not None]
+        return sorted({int(value) for each in maps for value in each.unique()})
+
     def panels(self) -> list[Panel]:
         """The pictures of the columns, with captions."""
         size = f"{self.image.width} x {self.image.height}"
@@ -164,8 +169,7 @@ class Segmentation:
         return draw_tiles(Header(), [Heading(title) for title in titles], rows, legends, scale=scale).image()
 
     def _classes_on(self, shown: Sequence[SegmentedImage]) -> list[Entry]:
-        maps = [m for image in shown for m in (image.labels, image.original, image.compressed) if m is not None]
-        found = sorted({int(value) for labels in maps for value in labels.unique()})
+        found = sorted({each for image in shown for each in image.classes_found()})
         colours = palette(shown[0].classes)
         entries = [Entry(colours[i], self.names[i] if self.names else str(i)) for i in found if i != IGNORED]
         return entries + ([Entry(NEUTRAL, "ignored")] if IGNORED in found else [])

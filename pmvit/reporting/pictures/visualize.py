@@ -9,16 +9,16 @@ from typing import Literal, get_args
 from torch import nn
 
 from pmvit.data.loaders import Broken
-from pmvit.data.sources import BROKEN_IMAGE, Sample, choose_samples, open_source
+from pmvit.data.sources import choose_samples, open_source
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import Reference, reference_for
 from pmvit.hosts import host_of
 from pmvit.measuring import Scores
 from pmvit.methods.base import numbers_of_blocks
-from pmvit.progress import Bar
+from pmvit.progress import track
 from pmvit.reporting.blocks import Block, blocks_of, check_scores, planned
 from pmvit.reporting.class_names import class_names
-from pmvit.reporting.images import InputImages
+from pmvit.reporting.images import InputImages, readable
 from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks, draw_cam, draw_maps
 from pmvit.reporting.pictures.cam import explain
 from pmvit.reporting.pictures.figure import Format, PixelFigure, numbered_stem
@@ -88,28 +88,16 @@ def visualize(
     kinds: tuple[Format, ...] = ("png", "svg") if formats == "both" else (formats,)
     drawing = _Drawing(model, original, blocks_there, names)
     samples = choose_samples(open_source(images), limit) if images is not None and set(what) != {"maps"} else []
-    made = Visualized()
-    with Bar("visualize", len(samples) + ("maps" in what), show=progress) as bar:
-        if "maps" in what:
-            made.maps.extend(_save(draw_maps(blocks_there, scores, drawing.title), Path(output) / "maps", kinds))
-            bar.advance()
-        for number, sample in enumerate(samples):
-            stem = numbered_stem(number, len(samples), sample.name)
-            try:
-                photo = drawing.photo(sample)
-            except BROKEN_IMAGE as error:
-                made.broken.files[sample.name] = f"{type(error).__name__}: {error}"
-            else:
-                made.images[sample.name] = [
-                    path
-                    for kind in what
-                    if kind != "maps"
-                    for path in _save(drawing.draw(kind, photo), Path(output) / f"{stem}-{kind}", kinds)
-                ]
-            bar.advance()
-    if samples and not made.images:
-        name, reason = next(iter(made.broken.files.items()))
-        raise PmvitError(f"expected an image that can be read, got none: {name} ({reason})")
+    made, folder = Visualized(), Path(output)
+    if "maps" in what:
+        made.maps.extend(_save(draw_maps(blocks_there, scores, drawing.title), folder / "maps", kinds))
+    opened = readable(samples, drawing.images.mode, made.broken)
+    for number, sample, picture in track(opened, "visualize", len(samples), show=progress):
+        photo = Photo(sample.name, drawing.images.prepare(picture), drawing.images)
+        stem = numbered_stem(number, len(samples), sample.name)
+        figures = {kind: drawing.draw(kind, photo) for kind in what if kind != "maps"}
+        written = [_save(figure, folder / f"{stem}-{kind}", kinds) for kind, figure in figures.items()]
+        made.images[sample.name] = [path for paths in written for path in paths]
     return made
 
 
@@ -128,10 +116,6 @@ class _Drawing:
     @cached_property
     def reference(self) -> Reference:
         return reference_for(self.model, self._original)
-
-    def photo(self, sample: Sample) -> Photo:
-        """Decode and prepare an image; raises what Pillow raises if it is broken."""
-        return Photo(sample.name, self.images.prepare(sample.open(self.images.mode)), self.images)
 
     def draw(self, kind: What, photo: Photo) -> PixelFigure:
         """The figure of a kind for one image."""

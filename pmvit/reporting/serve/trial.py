@@ -12,15 +12,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pmvit.compression import plan_of
-from pmvit.data.transforms import Preparation
-from pmvit.evaluation.segmentation import classes_at
-from pmvit.evaluation.sliding import sliding_logits
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.images import InputImages, data_uri, fitted, likeliest
 from pmvit.reporting.pictures.colours import palette
-from pmvit.reporting.pictures.overlays import difference_overlay, differences, mask_overlay
+from pmvit.reporting.pictures.segment import label_pixels
+from pmvit.reporting.pictures.segmentation import SegmentedImage
 from pmvit.reporting.saved_model import SavedModel
 from pmvit.runtime.bench.timing import interleave
 from pmvit.runtime.optimize import optimize_for_inference
@@ -74,23 +72,13 @@ class Trial:
 
     def _pixels(self, picture: Image.Image, classes: int) -> dict[str, Any]:
         """The classes of all pixels of an image, as pictures."""
-        host = host_of(self._model)
-        preparation, window = Preparation.of(host.data_config()), host.input_size()[1:]
         small = fitted(picture, LARGEST_SIDE) if max(picture.size) > LARGEST_SIDE else picture
-        pixels = preparation.whole(small.convert(self._images.mode))[None]
-        size = small.height, small.width
-        maps = [
-            classes_at(sliding_logits(self.models[name], pixels, window), size)[0]
-            for name in ("original", "compressed")
-        ]
-        kinds = differences(maps[0], maps[1], None)
-        found = sorted({int(value) for each in maps for value in each.unique()})
-        colours = palette(classes)
+        before, after = (label_pixels(self.models[name], small) for name in ("original", "compressed"))
+        image, colours = SegmentedImage("", small, classes, None, before, after), palette(classes)
+        _, *panels = (data_uri(panel.picture, LARGEST_SIDE) for panel in image.panels())
         return {
             "kind": "pixels",
-            "original": data_uri(mask_overlay(small, maps[0], classes), LARGEST_SIDE),
-            "compressed": data_uri(mask_overlay(small, maps[1], classes), LARGEST_SIDE),
-            "difference": data_uri(difference_overlay(small, kinds), LARGEST_SIDE),
-            "agreement": float((maps[0] == maps[1]).double().mean()),
-            "classes": [{"name": self.names[number], "colour": list(colours[number])} for number in found],
+            **dict(zip(("original", "compressed", "difference"), panels, strict=True)),
+            "agreement": image.agreement,
+            "classes": [{"name": self.names[each], "colour": list(colours[each])} for each in image.classes_found()],
         }
