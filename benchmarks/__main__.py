@@ -67,11 +67,15 @@ def scores_of(model: nn.Module) -> pmvit.Scores:
     return pmvit.measure(model, loader, method="scored", iterations=8, progress=False)
 
 
-def prices_of(model: nn.Module) -> pmvit.MergeCosts:
+def noise(model: nn.Module) -> torch.Tensor:
+    """32 images of noise, of the size that a model takes."""
+    return torch.randn(32, *host_of(model).input_size(), generator=torch.Generator().manual_seed(0))
+
+
+def merge_costs_of(model: nn.Module) -> pmvit.MergeCosts:
     """Merge costs on 256 real images, or on noise where there are none."""
-    loader = real_images(model)
-    noise = torch.randn(32, *host_of(model).input_size(), generator=torch.Generator().manual_seed(0))
-    return pmvit.measure(model, [noise] if loader is None else loader, method="measured", limit=256, progress=False)
+    loader = real_images(model) or [noise(model)]
+    return pmvit.measure(model, loader, method="measured", limit=256, progress=False)
 
 
 def training_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:

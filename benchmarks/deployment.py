@@ -3,20 +3,22 @@
 Every place (model, runtime, batch) is one interleaved run. Rows land in `deployment.json` and on the page,
 `deployment.md`, as they are measured, so that the command can be stopped and started again. Weights do not change
 speeds: DeiT-Small's and Swin's are random. DeiT-Small has the plan of DeiT-Tiny, which was measured on 256 real images
-and fits, for the grids are the same; Swin has one from random scores. About half an hour on two cores.
+and fits wherever the grid is the same; Swin has one from random scores, DINOv2, whose grid is another, one measured on
+noise. Models of transformers and torchvision have the size of DeiT-Small and random weights. About 45 minutes on two
+cores.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 import pmvit
-from benchmarks.__main__ import deit_tiny, prices_of
+from benchmarks.__main__ import deit_tiny, merge_costs_of, noise
 from pmvit.files import write_text
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.tables import format_number
@@ -27,6 +29,7 @@ OUTPUT = Path(__file__).with_suffix(".json")
 RUNTIMES = ("eager", "onnxruntime", "openvino")
 OTHERS = "other methods"
 ARCHITECTURES = {"DeiT-Small": "deit_small_patch16_224", "Swin-Tiny": "swin_tiny_patch4_window7_224"}
+SMALL: dict[str, Any] = {"num_labels": 1000, "hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6}
 Row = dict[str, Any]
 
 
@@ -38,6 +41,10 @@ def places() -> Iterator[tuple[str, float, str, int, tuple[str, ...]]]:
             for batch in (1, 16):
                 for runtime in RUNTIMES:
                     yield name, keep, runtime, batch, usual
+    for name in ("ViT-S of transformers", "DINOv2-S of transformers", "ViT-S of torchvision"):
+        for batch in (1, 16):
+            for runtime in RUNTIMES:
+                yield name, 0.6, runtime, batch, usual
     yield "Swin-Tiny", 0.7, "eager", 8, usual
     for name in ("DeiT-Small", "DeiT-Tiny"):
         for batch in (1, 16):
@@ -52,18 +59,41 @@ def places() -> Iterator[tuple[str, float, str, int, tuple[str, ...]]]:
 
 def model_called(name: str) -> nn.Module:
     torch.manual_seed(0)
-    return deit_tiny() if name == "DeiT-Tiny" else timm.create_model(ARCHITECTURES[name]).eval()
+    if name == "DeiT-Tiny":
+        return deit_tiny()
+    if name in ARCHITECTURES:
+        return timm.create_model(ARCHITECTURES[name]).eval()
+    if name == "ViT-S of torchvision":
+        from torchvision.models import VisionTransformer
+
+        vision = VisionTransformer(224, 16, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536)
+        return cast("nn.Module", vision.eval())
+    import transformers
+
+    if name == "DINOv2-S of transformers":
+        dinov2 = transformers.Dinov2Config(**SMALL, image_size=224, patch_size=14)
+        return cast("nn.Module", transformers.Dinov2ForImageClassification(dinov2).eval())
+    vit = transformers.ViTConfig(**SMALL, intermediate_size=1536)
+    return cast("nn.Module", transformers.ViTForImageClassification(vit).eval())
+
+
+def measured(name: str, model: nn.Module, of_deit: pmvit.MergeCosts) -> pmvit.MergeCosts | pmvit.Scores:
+    """What the plan of a model is made from."""
+    if name == "Swin-Tiny":
+        return pmvit.measure(model, [], method="scored", scorer="random")
+    if name == "DINOv2-S of transformers":
+        return pmvit.measure(model, [noise(model)], method="measured", progress=False)
+    return of_deit
 
 
 def measure(rows: list[Row]) -> None:
-    merge_costs = prices_of(deit_tiny())
+    of_deit = merge_costs_of(deit_tiny())
     for name, keep, runtime, batch, against in places():
         key = (name, keep, runtime, batch)
         if any((row["model"], row["keep"], row["place"], row["batch"]) == key for row in rows):
             continue
         model = model_called(name)
-        source = pmvit.measure(model, [], method="scored", scorer="random") if name == "Swin-Tiny" else merge_costs
-        small = pmvit.compress(model, pmvit.plan(source, keep=keep))
+        small = pmvit.compress(model, pmvit.plan(measured(name, model, of_deit), keep=keep))
         rounds = 30 if batch == 1 else 10
         result = pmvit.benchmark(
             small, against=against, runtimes=[runtime.partition(",")[0]], batches=[batch], rounds=rounds

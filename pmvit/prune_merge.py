@@ -126,7 +126,7 @@ def _checked(tokens: Tensor, num_patches: int, num_prefix: int) -> Tensor:
 
 def is_recorded(tokens: Tensor) -> bool:
     """Whether a graph is made of what happens to the tokens, by a compiler, torch.jit or torch.fx."""
-    return type(tokens) is not Tensor or torch._C._is_tracing() or torch.compiler.is_compiling()
+    return torch.compiler.is_compiling() or type(tokens) is not Tensor or torch._C._is_tracing()
 
 
 class LastMade(Generic[Made]):

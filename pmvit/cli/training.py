@@ -134,6 +134,12 @@ def finetune(
         command, output = record.command, resume
         if not command:
             raise PmvitError(f"the run in {resume} was started from Python: resume it there, with resume=True")
+        for name in ("data", "val"):
+            if str(command[name]).startswith("pipe:"):
+                raise PmvitError(
+                    f"{resume}: its {name} is a command to run ({command[name]}), which a file may not name: resume it "
+                    "from Python, with resume=True"
+                )
         config = replace(record.config, **chosen)
     elif model is None or data is None or output is None:
         raise PmvitError("expected a model, --data and -o; or --resume with the folder of a run")

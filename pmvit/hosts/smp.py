@@ -71,8 +71,6 @@ class SmpDpt(OnTimmViT):
         arguments = description["arguments"]
         if description["architecture"] != "DPT":
             raise PmvitError(f"expected a DPT of {PACKAGE}, got {description['architecture']!r}")
-        if not isinstance(arguments, dict) or FORBIDDEN_ARGUMENTS & set(arguments):
-            raise PmvitError(f"expected arguments that describe the architecture, got {arguments!r}")
         model = _make(arguments)
         model.pretrained_cfg.update(check_fields(description["data"], DATA_KEYS, "the model's data configuration"))
         return model
@@ -89,6 +87,8 @@ def _is_known(encoder_name: Any) -> bool:
 
 def _make(arguments: dict[str, Any]) -> AnyModule:
     """A DPT without its weights."""
+    if not isinstance(arguments, dict) or FORBIDDEN_ARGUMENTS & set(arguments):
+        raise PmvitError(f"expected arguments that describe the architecture, got {arguments!r}")
     try:
         import segmentation_models_pytorch as smp
     except ImportError as error:

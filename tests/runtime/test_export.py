@@ -174,7 +174,7 @@ def test_wrong_input_is_said(fashion: Any, tmp_path: Path) -> None:
         ({"path": "m.onnx", "int8": True}, "calibrated"),
         ({"path": "m.pt", "int8": True, "images": images}, "onnx or openvino"),
         ({"path": "m.onnx", "images": torch.zeros(2, 3, 9, 9)}, "shape"),
-        ({"path": "m.onnx", "images": []}, "gave none"),
+        ({"path": "m.onnx", "images": []}, "the loader is empty"),
     ):
         options: dict[str, Any] = dict(wrong)
         with pytest.raises(pmvit.PmvitError, match=message):

@@ -16,7 +16,7 @@ from pmvit.loading import original_model
 from pmvit.wrapping import fingerprint
 from tests.helpers import QUIET, compressed, pmvit_here, small_plan, small_vit, tome
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def tuned(model: nn.Module) -> nn.Module:

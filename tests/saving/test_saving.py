@@ -18,7 +18,7 @@ from pmvit.methods import PsVit
 from pmvit.saving import check_savable
 from tests.helpers import QUIET, compressed, make_pictures, small_plan, small_vit, tome
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from pmvit.hosts.hf.tower import FAMILIES, Tower, find_tower
 from pmvit.hosts.host import DATA_KEYS, AnyModule, find_host
 
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+ATTENTION = ("eager", "sdpa")  # any other name may be that of a kernel on the hub
+# What makes transformers or timm fetch weights or open other files while a model is built from a configuration.
+FETCHING = ("auto_map", "backbone", "checkpoint_path", "pretrained_cfg", "use_pretrained_backbone", "use_timm_backbone")
 FORBIDDEN_ARGUMENTS = {"trust_remote_code", "use_safetensors", "config", "state_dict"}  # they run or read other files
 
 
@@ -84,7 +87,7 @@ def describe(model: AnyModule, data: dict[str, Any], arguments: dict[str, Any]) 
     return {
         "architecture": type(model).__name__,
         "arguments": {**{name: value for name, value in traits.items() if name in takes}, **arguments},
-        "attention": implementation if implementation in ("eager", "sdpa") else "sdpa",
+        "attention": implementation if implementation in ATTENTION else "sdpa",
         "config": config,
         "data": data,
     }
@@ -101,6 +104,9 @@ def build(description: dict[str, Any]) -> AnyModule:
     if not isinstance(arguments, dict) or FORBIDDEN_ARGUMENTS & set(arguments):
         raise PmvitError(f"expected arguments that describe the architecture, got {arguments!r}")
     attention = description["attention"]
+    if attention not in ATTENTION:
+        raise PmvitError(f"expected {' or '.join(ATTENTION)} as attention of a saved model, got {attention!r}")
+    _check_self_contained(config, architecture)
     try:
         made = model_class.config_class.from_dict(config)
         model: AnyModule = model_class._from_config(
@@ -115,6 +121,23 @@ def build(description: dict[str, Any]) -> AnyModule:
         raise PmvitError(f"expected a model with one of {', '.join(FAMILIES)}; {architecture} has none")
     model.pretrained_cfg = check_fields(description["data"], DATA_KEYS, "the model's data configuration")
     return model.eval()
+
+
+def _check_self_contained(config: Any, architecture: str) -> None:
+    """Raise `PmvitError` if building a model from a file's configuration would open or fetch anything else."""
+    if architecture.startswith("Timm"):
+        raise PmvitError(f"expected a model of transformers' own, got {architecture}, which opens files of timm")
+    if isinstance(config, (list, tuple)):
+        for entry in config:
+            _check_self_contained(entry, architecture)
+    if not isinstance(config, dict):
+        return
+    if named := [name for name in FETCHING if config.get(name)]:
+        raise PmvitError(f"expected a configuration that names nothing to fetch, got {named[0]}={config[named[0]]!r}")
+    if str(config.get("model_type", "")).startswith("timm"):
+        raise PmvitError(f"expected a model of transformers' own, got one on a {config['model_type']} of timm")
+    for entry in config.values():
+        _check_self_contained(entry, architecture)
 
 
 def input_size(model: AnyModule, tower: Tower) -> tuple[int, int, int]:
