@@ -100,7 +100,7 @@ def whole_numbers(option: str, texts: list[str]) -> tuple[int, ...]:
     try:
         return () if texts == ["none"] else tuple(int(part) for text in texts for part in text.split(","))
     except ValueError:
-        raise PmvitError(f"{option}: expected whole numbers, or none alone; got {' '.join(texts)}") from None
+        raise PmvitError(f"{option}: expected whole numbers, as in 1,16, or none; got {' '.join(texts)}") from None
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
