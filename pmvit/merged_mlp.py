@@ -2,7 +2,7 @@
 
 A block adds two updates to its tokens `Y`, that of attention and then that of the MLP. Attention asks for tokens that
 tell places apart, the MLP is what costs most; so a plan may give the MLP groups of its own, each a union of groups that
-attention runs on, and the block computes `Y + R mlp(norm(M Y))` in place of `Y + mlp(norm(Y))`. Both stand-ins take the
+attention runs on, and the block computes `Y + R mlp(norm(M Y))` in place of `Y + mlp(norm(Y))`. Both modules take the
 place of the host's own modules, so the host's block runs as it is.
 """
 

@@ -30,8 +30,6 @@ from pmvit.config.training import Learn
 from pmvit.wrapping import WrappedBlock
 
 PRUNED = -1  # the group of a token that is in no group
-
-PRUNED = -1  # the group of a token that is in no group
 Made = TypeVar("Made")
 
 
