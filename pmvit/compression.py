@@ -139,9 +139,9 @@ def _merge_before_mlp(
         dtype=parameter.dtype,
     )
     hosts = [block.get_submodule(part) for part in parts]
-    stand_ins = (MergedNorm(hosts[0], matrices), SpreadMlp(hosts[1], matrices))
-    for name, stand_in in zip(parts, stand_ins, strict=True):
-        setattr(block, name, stand_in.train(block.training))
+    replacements = (MergedNorm(hosts[0], matrices), SpreadMlp(hosts[1], matrices))
+    for name, replacement in zip(parts, replacements, strict=True):
+        setattr(block, name, replacement.train(block.training))
     return [HostChange(block, name, host) for name, host in zip(parts, hosts, strict=True)]
 
 
