@@ -189,7 +189,7 @@ def test_the_command_writes_and_measures(original: Segmenter, small: Segmenter, 
     pmvit.save(small, tmp_path / "small")
     pmvit.save(original, tmp_path / "original")
     (tmp_path / "names.txt").write_text("pet\nbackground\nborder\n")
-    command = ["segment", tmp_path / "small", "--data", folder, "--names", tmp_path / "names.txt", "--images", 2]
+    command = ["segment", tmp_path / "small", "--data", folder, "--names", tmp_path / "names.txt", "--limit", 2]
     command += ["--original", tmp_path / "original", "-o", tmp_path / "pictures"]
     result = CliRunner().invoke(app, [str(part) for part in (*command, "--json")])
     assert result.exit_code == 0, result.output

@@ -170,7 +170,7 @@ def test_the_command(tmp_path: Path) -> None:
     for number in range(5):
         write_image(tmp_path / "images" / f"{number}.png", size=(110, 96), seed=number)
     (tmp_path / "images" / "1.png").write_bytes(b"no image")
-    folders = [str(saved), "--images", str(tmp_path / "images"), "-o"]
+    folders = [str(saved), "--data", str(tmp_path / "images"), "-o"]
     result = CliRunner().invoke(app, ["visualize", *folders, str(tmp_path / "all"), "--limit", "3", "--blocks", "0,-1"])
     assert result.exit_code == 0, result.output
     names = {
