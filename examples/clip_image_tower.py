@@ -52,8 +52,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="owner/name on the hub, or a folder of transformers")
     parser.add_argument("--random", action="store_true", help="a small model with random weights instead")
-    parser.add_argument("--data", help="images to score and compare on; built-in pictures if left out")
-    parser.add_argument("--images", type=int, default=128, help="how many; half score, half compare")
+    parser.add_argument("--data", help="images to measure and compare on; built-in pictures if left out")
+    parser.add_argument("--images", type=int, default=128, help="how many; half to measure, half to compare")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--keep", type=float, default=0.7)
     parser.add_argument("-o", "--output", type=Path, help="where to save the compressed model")
@@ -64,10 +64,9 @@ def main() -> None:
     model = random_clip() if arguments.random else create_model(f"hf:{arguments.model}")
     batches = prepared_images(model, arguments.data, arguments.images, arguments.batch_size)
     if len(batches) < 2:
-        parser.error("expected two batches of images or more: some to score, others to compare")
+        parser.error("expected two batches of images or more: some to measure, others to compare")
     half = len(batches) // 2
-    scores = pmvit.measure(model, batches[:half], method="scored", loss="embedding")
-    small = pmvit.compress(model, pmvit.plan(scores, keep=arguments.keep))
+    small = pmvit.compress(model, pmvit.plan(pmvit.measure(model, batches[:half]), keep=arguments.keep))
     with torch.inference_mode():
         pairs = [(predict(model, images), predict(small, images)) for images in batches[half:]]
     cosine = torch.cat([F.cosine_similarity(before, after) for before, after in pairs])

@@ -104,7 +104,7 @@ def token_flow() -> str:
         text(172, middle + 22, "M", "soft"),
         *groups(214, top),
         arrow(276, middle, 304, middle),
-        box(306, top - 6, 120, 112, ("block", "verb"), ("untouched,", "soft"), ("on m tokens", "soft")),
+        box(306, top - 6, 120, 112, ("block", "verb"), ("on m tokens", "soft")),
         arrow(428, middle, 456, middle),
         *groups(462, top, updated=True),
         arrow(524, middle, 628, middle),
@@ -123,7 +123,7 @@ def token_flow() -> str:
 
 
 def pipeline() -> str:
-    verbs = ("score", "scores.json"), ("plan", "plan.json"), ("compress", "out/"), ("finetune", "tuned/")
+    verbs = ("measure", "costs.json"), ("plan", "plan.json"), ("compress", "out/"), ("finetune", "tuned/")
     parts = [box(16, 12, 536, 36, ("pretrained model", "")), box(16, 216, 700, 36, ("your images", ""))]
     for number, (verb, written) in enumerate((*verbs, ("export", "model.onnx"))):
         x = 16 + 145 * number
