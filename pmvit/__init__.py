@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so
     from pmvit.runtime.bench.run import benchmark as benchmark
     from pmvit.runtime.export.run import export as export
     from pmvit.runtime.optimize import optimize_for_inference as optimize_for_inference
-    from pmvit.saving import load as load
-    from pmvit.saving import save as save
+    from pmvit.saving.models import load as load
+    from pmvit.saving.models import save as save
     from pmvit.training import calibrate as calibrate
     from pmvit.training import finetune as finetune
 

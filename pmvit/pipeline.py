@@ -21,8 +21,8 @@ from pmvit.loading import open_loader, open_validation
 from pmvit.measuring import MergeCosts, Scores, measure_by, measure_config, read_measured
 from pmvit.measuring.flops import flops
 from pmvit.planning import Plan, plan_by
-from pmvit.saving import CONFIG_FILE, check_savable, load, save
 from pmvit.saving.card import CardDetails, write_card
+from pmvit.saving.models import CONFIG_FILE, check_savable, load, save
 from pmvit.training import finetune
 from pmvit.wrapping import fingerprint
 

@@ -115,7 +115,7 @@ def compress(
     from pmvit.measuring import measure_config, read_measured
     from pmvit.pipeline import measured_file
     from pmvit.planning import plan_by
-    from pmvit.saving import check_output, check_savable
+    from pmvit.saving.models import check_output, check_savable
 
     other = method if method in METHODS else None
     ours = None if other else cast("Method | None", method)

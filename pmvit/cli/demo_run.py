@@ -27,8 +27,8 @@ from pmvit.reporting.images import InputImages
 from pmvit.reporting.page.measurements import BATCHES, Measurements
 from pmvit.reporting.page.report import report
 from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks
-from pmvit.saving import save
 from pmvit.saving.card import CardDetails
+from pmvit.saving.models import save
 from pmvit.training import finetune
 from pmvit.training.metrics import FILE as METRICS
 

@@ -13,8 +13,8 @@ from pmvit.evaluation.reference import Reference, reference_for
 from pmvit.measuring import Scores
 from pmvit.pipeline import RESULTS_FILE
 from pmvit.reporting.blocks import describe_blocks
-from pmvit.saving import CONFIG_FILE, load, read_metadata
 from pmvit.saving.commands import read_commands
+from pmvit.saving.models import CONFIG_FILE, load, read_metadata
 from pmvit.training.metrics import read_metrics
 from pmvit.training.record import FILE as FINETUNE_FILE
 

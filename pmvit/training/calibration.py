@@ -13,7 +13,7 @@ from pmvit.data.batches import first_images
 from pmvit.errors import PmvitError
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_loader
-from pmvit.saving import check_savable, save
+from pmvit.saving.models import check_savable, save
 from pmvit.training.biases import correct_biases
 from pmvit.training.record import has_begun
 from pmvit.training.run import finetune

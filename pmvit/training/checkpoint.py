@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document, write_atomically
-from pmvit.saving import read_metadata, read_tensors
+from pmvit.saving.models import read_metadata, read_tensors
 
 FORMAT, VERSION = "pmvit-checkpoint", 1
 

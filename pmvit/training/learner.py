@@ -24,7 +24,7 @@ from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import as_module, gives_logits, logits_of
 from pmvit.loading import num_classes_of
-from pmvit.saving import load_tensors
+from pmvit.saving.models import load_tensors
 from pmvit.training.checkpoint import Checkpoint, join_tensors, prefixed, select, split_tensors
 from pmvit.training.loss import finetune_loss, tapped_tokens
 from pmvit.training.matrices import parameter_groups, set_learnable

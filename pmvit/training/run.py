@@ -20,7 +20,7 @@ from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.loading import open_images, open_validation
-from pmvit.saving import check_savable, load
+from pmvit.saving.models import check_savable, load
 from pmvit.training.matrices import matrix_parameters
 from pmvit.training.record import RunRecord
 from pmvit.training.trainer import LAST, Finetuned, Trainer

@@ -19,8 +19,8 @@ from pmvit.data.training import TrainingBatch, TrainingData
 from pmvit.errors import PmvitError
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.progress import Bar
-from pmvit.saving import load, save
 from pmvit.saving.card import CardDetails
+from pmvit.saving.models import load, save
 from pmvit.training.checkpoint import Checkpoint, Checkpoints
 from pmvit.training.learner import Gradient, Learner
 from pmvit.training.metrics import MetricsLog, draw_curves

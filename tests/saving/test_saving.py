@@ -15,7 +15,7 @@ import pmvit
 from pmvit.config import PlanConfig
 from pmvit.hosts.timm.model import TimmModel
 from pmvit.methods import PsVit
-from pmvit.saving import check_savable
+from pmvit.saving.models import check_savable
 from tests.helpers import QUIET, compressed, make_pictures, small_plan, small_vit, tome
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -49,7 +49,7 @@ def _measure(openable: Openable, shape: tuple[int, ...], threads: int) -> float:
     from pmvit.hosts.outputs import as_module
     from pmvit.runtime.bench.variants import variant
     from pmvit.runtime.export.targets import RUNTIMES, inferring
-    from pmvit.saving import load
+    from pmvit.saving.models import load
 
     torch.set_num_threads(threads)
     images = torch.zeros(shape)

@@ -33,7 +33,7 @@ from pmvit.runtime.export.quantize import QUANTIZERS
 from pmvit.runtime.export.run import built_in_images
 from pmvit.runtime.export.targets import RUNTIMES, Run, inferring, quietly, runtime_called
 from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.saving import save
+from pmvit.saving.models import save
 
 PYTORCH = ("eager", "compile")
 INT8 = "-int8"  # behind the name of a variant: quantised
