@@ -141,7 +141,7 @@ def test_skip_none_and_options_of_other_models(checkpoint: Path, tmp_path: Path)
     )
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "m" / "plan.json").read_text())["made_by"]["plan"]["skip"] == []
-    refused = run("score", "vit_tiny_patch16_224", "--data", folder, "--size", 64, "-o", tmp_path / "s.json")
+    refused = run("measure", "vit_tiny_patch16_224", "--data", folder, "--size", 64, "-o", tmp_path / "s.json")
     assert refused.exit_code != 0
     assert "expected beside segmenter:NAME alone" in str(refused.exception)
 

@@ -62,8 +62,8 @@ def test_counts_are_exact(layers: int, tokens: int, keep: float, rest: float, sc
     pruned = [layer.num_pruned for layer in made.layers.values()]
     assert min(kept) >= 1
     if scope == "global":
-        assert sum(kept) == max(round(keep * layers * tokens), layers)
-        assert sum(pruned) == min(round(prune * layers * tokens), layers * tokens - sum(kept))
+        assert sum(kept) == max(round(keep * (layers * tokens)), layers)
+        assert sum(pruned) == min(round(prune * (layers * tokens)), layers * tokens - sum(kept))
     else:
         assert kept == [max(round(keep * tokens), 1)] * layers
         assert pruned == [min(round(prune * tokens), tokens - kept[0])] * layers

@@ -14,7 +14,7 @@ from pmvit.training.metrics import read_metrics
 from tests.helpers import make_pictures, small_plan, small_vit
 
 OPTIONS = ["--epochs", "3", "--batch-size", "8", "--lr", "1e-3", "--freeze-matrices-after", "1", "--ema", "0.9"]
-OPTIONS += ["--workers", "1", "--cpu", "--checkpoint-every", "5"]
+OPTIONS += ["--workers", "1", "--device", "cpu", "--checkpoint-every", "5"]
 
 
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -65,10 +65,10 @@ def test_two_processes_tune_as_one_does(start: tuple[Path, Path], tmp_path: Path
 
 def test_two_processes_score_and_plan_as_one_does(start: tuple[Path, Path], tmp_path: Path) -> None:
     folder, pictures = start
-    arguments = ["--data", pictures, "--batch-size", 16, "--workers", 0]
+    arguments = ["--method", "scored", "--data", pictures, "--batch-size", 16, "--workers", 0]
     for processes in (1, 2):
         result = launched(
-            processes, "score", folder / "model", *arguments, "-o", tmp_path / f"{processes}.json", launcher=TORCHRUN
+            processes, "measure", folder / "model", *arguments, "-o", tmp_path / f"{processes}.json", launcher=TORCHRUN
         )
         assert result.returncode == 0, result.stderr
     one, two = (pmvit.Scores.load(tmp_path / f"{processes}.json") for processes in (1, 2))

@@ -162,7 +162,7 @@ def test_parts_of_a_folder(masks: Path, tmp_path: Path) -> None:
 
 def test_tuned_and_run_by_name(masks: Path, tmp_path: Path) -> None:
     pmvit.save(segmenter(), tmp_path / "original")
-    common = ("--data", masks, "--first-label", 1, "--batch-size", 8, "--workers", 0, "--cpu", "--epochs", 1)
+    common = ("--data", masks, "--first-label", 1, "--batch-size", 8, "--workers", 0, "--device", "cpu", "--epochs", 1)
     result = run("run", tmp_path / "original", *common, "--keep", 0.6, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "mIoU" in result.output
@@ -183,7 +183,7 @@ def test_a_new_segmenter_by_name(masks: Path, tmp_path: Path, data: Path) -> Non
     named = ("segmenter:vit_tiny_patch16_224", "--weights", weights, "--size", 64, "--classes", 2)
     result = run(
         *("finetune", *named, "--decoder", "linear", "--data", masks, "--first-label", 1, "--epochs", 1),
-        *("--batch-size", 8, "--workers", 0, "--cpu", "-o", tmp_path / "new"),
+        *("--batch-size", 8, "--workers", 0, "--device", "cpu", "-o", tmp_path / "new"),
     )
     assert result.exit_code == 0, result.output
     assert pmvit.load(tmp_path / "new").classes == 2
