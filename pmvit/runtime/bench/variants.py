@@ -69,8 +69,9 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
             parts = host.plain_parts(inside, arguments[name].at_centres)
             matrices = mlp_matrices_of(inside, host.part_names(inside).mlp)
             block, tokens = _inside(host, name, layouts[name], arguments[name])
-            if parts is not None and matrices is not None:
-                block = _SlicedBetween(AttentionHalf(parts), MlpHalf(parts), matrices.num_prefix + matrices.num_groups)
+            if parts is not None and (matrices is not None or target != "eager"):  # graphs bring masks of all tokens
+                count = tokens.numel() if matrices is None else matrices.num_prefix + matrices.num_groups
+                block = _SlicedBetween(AttentionHalf(parts), MlpHalf(parts), count)
             else:
                 _rewire_mlp(host, whole, first=True)
             sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
