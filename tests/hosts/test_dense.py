@@ -227,14 +227,15 @@ def test_what_is_benchmarked_reads_the_grid(kind: str) -> None:
     """Also where tokens are sliced away: the decoder gets as many as it expects."""
     model = small_segmenter() if kind == "segmenter" else MAKERS[kind]()
     images = images_for(model)
+    if kind == "eomt":  # logarithms of small shares tell how a CPU rounds
+        model, images = model.double(), images.double()
     small = pmvit.compress(model, small_plan(model))
     with torch.inference_mode():
         expected = predict(model, images)
         for name in ("original-optimized", "bound", "direct"):
             got = predict(variant(name, small, "eager"), images)
             assert got.shape == expected.shape
-            tolerance = 1e-4 if kind == "eomt" else 1e-5  # logarithms of small shares tell how a CPU rounds
-            assert (difference(got, expected) < tolerance) == (name == "original-optimized")
+            assert (difference(got, expected) < 1e-5) == (name == "original-optimized")
 
 
 def test_blocks_that_nothing_reads_are_left_out() -> None:
