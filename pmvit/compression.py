@@ -3,21 +3,37 @@
 import copy
 from dataclasses import replace
 from functools import singledispatch
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
+from pmvit.adaptive import AdaptiveBlock, adaptive_blocks
+from pmvit.config import PlanOptions
 from pmvit.config.training import Learn
 from pmvit.errors import PmvitError
 from pmvit.hosts import Host, HostChange, host_of
-from pmvit.hosts.modes import check_trainable
+from pmvit.hosts.modes import check_trainable, evaluation_mode
+from pmvit.measuring.flops import block_width
 from pmvit.merged_mlp import MergedNorm, SpreadMlp, mlp_matrices
-from pmvit.planning import LayerPlan, Plan
+from pmvit.planning import AdaptivePlan, LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.wrapping import Compression, Original, Recipe, WrappedBlock, compression_of, fingerprint
 
-__all__ = ["Compression", "Original", "compress", "compression_of", "decompress", "plan_of", "record_source"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = [
+    "Compression",
+    "Original",
+    "compress",
+    "compression_of",
+    "decompress",
+    "plan_of",
+    "plan_of_image",
+    "record_source",
+    "set_budget",
+]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -61,7 +77,7 @@ def wrap_blocks(what: Any, model: nn.Module, learn: Learn) -> list[HostChange]:
     It checks that all fits before it changes the model, and returns what else it changed.
     """
     raise PmvitError(
-        f"expected a Plan or a method of pmvit.methods to compress with, as Tome(r=13); got a {type(what).__name__}"
+        f"expected a plan or a method of pmvit.methods to compress with, as Tome(r=13); got a {type(what).__name__}"
     )
 
 
@@ -117,6 +133,45 @@ def _(plan: Plan, model: nn.Module, learn: Learn) -> list[HostChange]:
     return changes
 
 
+@wrap_blocks.register
+def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
+    if learn != "group":
+        raise PmvitError(
+            f"learn: it is for the matrices of a fixed plan, of which an adaptive one has none; got {learn!r}"
+        )
+    host = host_of(model)
+    layout, names, metric = host.layout, host.block_names(), plan.metric
+    blocks = [model.get_submodule(name) for name in names]
+    if (metric.grid, metric.num_prefix) != (layout.grid, layout.num_prefix):
+        raise PmvitError(
+            f"expected a plan for {_grid(layout.grid)} tokens after {layout.num_prefix}, got one for "
+            f"{_grid(metric.grid)} after {metric.num_prefix}: was it measured at another image or patch size?"
+        )
+    if plan.depth != len(names):
+        raise PmvitError(f"expected a plan for {len(names)} blocks, got one for {plan.depth}: is it for another model?")
+    width = block_width(host, blocks[0])
+    if metric.projections.shape[1] != width:
+        raise PmvitError(
+            f"expected a plan for tokens of {width} numbers, got one for {metric.projections.shape[1]}: is it for "
+            "another model?"
+        )
+    changes: list[HostChange] = host.prepare()
+    wrappers = adaptive_blocks(
+        blocks,
+        plan.merges,
+        metric.projections,
+        layout.num_patches,
+        layout.num_prefix,
+        isolation=metric.config.isolation,
+        size_weight=metric.config.size_weight if host.takes_attention_bias else 0.0,
+        arguments_at_centres=host.arguments_at_centres,
+    )
+    for index, wrapper in wrappers.items():
+        host.answer_like(wrapper, blocks[index])
+        model.set_submodule(names[index], wrapper)
+    return changes
+
+
 def _merge_before_mlp(
     block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, host: Host
 ) -> list[HostChange]:
@@ -167,6 +222,60 @@ def plan_of(model: nn.Module) -> Plan | None:
     """The plan that a model was compressed by, `None` if none was."""
     compression = compression_of(model)
     return compression.what if compression is not None and isinstance(compression.what, Plan) else None
+
+
+def set_budget(model: Model, **budget: "Unpack[PlanOptions]") -> Model:
+    """Give a model with an adaptive plan another budget, in place and without measuring again: only counts change.
+
+    Args:
+        model: What `compress` or `load` returned.
+        budget: One of `keep`, `gflops` and `flops_share`, and other options of `plan`.
+
+    Raises:
+        PmvitError: If the model has no adaptive plan, or the budget cannot be met.
+    """
+    compression = compression_of(model)
+    if compression is None or not isinstance(compression.what, AdaptivePlan):
+        got = "is not compressed" if compression is None else f"has a {type(compression.what).__name__}"
+        raise PmvitError(f"expected a model with an adaptive plan to give another budget; this one {got}")
+    plan = compression.what.at(**budget)
+    decompress(model)
+    wrap(model, plan, compression.learn, compression.original)
+    return model
+
+
+def plan_of_image(model: nn.Module, image: Tensor) -> Plan | None:
+    """The groups that an image, (3, height, width), has in each block, as a fixed plan; `None` without a plan."""
+    compression = compression_of(model)
+    if compression is None or not isinstance(compression.what, AdaptivePlan):
+        return plan_of(model)
+    host, adaptive = host_of(model), compression.what
+    prefix = host.layout.num_prefix
+    layers = {index: LayerPlan.keep_all(host.layout.num_patches) for index in range(adaptive.depth)}
+
+    def listen(index: int) -> Any:
+        def hook(block: AdaptiveBlock, _: Any, __: Any) -> None:
+            groups, centres = block.last_groups()
+            of_patches, of_groups = groups[0, prefix:] - prefix, centres[0, prefix:] - prefix
+            sizes = torch.bincount(of_patches)
+            weights = (1 / sizes)[of_patches]
+            layers[index] = LayerPlan(*(tuple(each.tolist()) for each in (of_patches, of_groups, weights)))
+
+        return hook
+
+    blocks = [model.get_submodule(name) for name in host.block_names()]
+    hooks = [
+        block.register_forward_hook(listen(index))
+        for index, block in enumerate(blocks)
+        if isinstance(block, AdaptiveBlock)
+    ]
+    try:
+        with evaluation_mode(model), torch.no_grad():
+            host.call(image[None].to(next(model.parameters())))
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return Plan(adaptive.metric.grid, adaptive.depth, layers, attention_bias=True, made_by=adaptive.made_by)
 
 
 def record_source(

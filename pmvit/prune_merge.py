@@ -274,6 +274,20 @@ class TokenMatrices(nn.Module):
         return segment_sum(tokens.reshape(-1, width), rows, all_weights).view(batch, -1, width)
 
 
+def argument_names(block: nn.Module) -> tuple[str, ...]:
+    """What a block takes after the tokens, by place or name."""
+    named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = inspect.signature(block.forward).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind is named)[1:]
+
+
+def named_arguments(names: tuple[str, ...], positional: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a block is called with after the tokens, all by name."""
+    if len(positional) > len(names):
+        raise TypeError(f"expected at most {len(names)} arguments after the tokens, got {len(positional)}")
+    return {**dict(zip(names, positional, strict=False)), **arguments}
+
+
 class PruneMerge(TokenMatrices, WrappedBlock):
     """A transformer block that runs on merged tokens: N tokens in, m through the block, N out.
 
@@ -320,9 +334,7 @@ class PruneMerge(TokenMatrices, WrappedBlock):
         )
         self.block = block
         self.arguments_at_centres = arguments_at_centres
-        named = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = inspect.signature(block.forward).parameters.values()
-        self.argument_names = tuple(p.name for p in parameters if p.kind is named)[1:]  # after the tokens
+        self.argument_names = argument_names(block)
         prefix = torch.arange(self.num_prefix)
         sizes = torch.cat([torch.ones_like(prefix), torch.bincount(groups[groups != PRUNED])])
         self._derive(
@@ -345,11 +357,7 @@ class PruneMerge(TokenMatrices, WrappedBlock):
 
     def block_arguments(self, positional: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
         """What the block is called with beside the tokens, all by name and reduced to the groups."""
-        if len(positional) > len(self.argument_names):
-            raise TypeError(
-                f"expected at most {len(self.argument_names)} arguments after the tokens, got {len(positional)}"
-            )
-        arguments = {**dict(zip(self.argument_names, positional, strict=False)), **arguments}
+        arguments = named_arguments(self.argument_names, positional, arguments)
         return arguments if self.arguments_at_centres is None else self.arguments_at_centres(self, arguments)
 
     def _leave(self, tokens: Tensor, merged: Tensor, output: Tensor) -> Tensor:

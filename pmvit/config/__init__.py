@@ -6,7 +6,7 @@ made from them: the first sentence about an attribute is its help.
 
 from pmvit.config.base import choices, with_keywords
 from pmvit.config.inference import InferenceConfig, InferenceOptions
-from pmvit.config.measuring import MeasureOptions, MergeCostConfig, ScoreConfig
+from pmvit.config.measuring import MeasureOptions, MergeCostConfig, MetricConfig, ScoreConfig
 from pmvit.config.planning import PAPER, PlanConfig, PlanOptions
 from pmvit.config.training import PRESETS, FinetuneConfig, FinetuneOptions
 
@@ -19,6 +19,7 @@ __all__ = [
     "InferenceOptions",
     "MeasureOptions",
     "MergeCostConfig",
+    "MetricConfig",
     "PlanConfig",
     "PlanOptions",
     "ScoreConfig",

@@ -7,8 +7,8 @@ from typing import Any, Literal, TypedDict
 from pmvit.config.base import check_choices, expect
 from pmvit.errors import PmvitError
 
-Method = Literal["measured", "scored", "paper"]
-Measurement = Literal["measured", "scored"]  # what a plan is made from: merge costs, or scores
+Method = Literal["adaptive", "measured", "scored", "paper"]
+Measurement = Literal["adaptive", "measured", "scored"]  # what a plan is made from: a metric, merge costs, or scores
 Scorer = Literal["grad_attn", "attn", "class_attn", "grad_class_attn", "grad", "random"]
 Loss = Literal["labels", "predicted", "entropy", "embedding"]
 Parts = Literal["split", "whole"]
@@ -18,7 +18,7 @@ PAPER_SCORES: dict[str, Any] = {"abs_per_sample": False}  # what the paper's cod
 
 
 class MeasureOptions(TypedDict, total=False):
-    """Keywords of `measure`: fields of `ScoreConfig` and of `MergeCostConfig`."""
+    """Keywords of `measure`: fields of `ScoreConfig`, `MergeCostConfig` and `MetricConfig`."""
 
     limit: int | None
     seed: int
@@ -32,6 +32,10 @@ class MeasureOptions(TypedDict, total=False):
     nested: bool
     early: float
     memory: float
+    numbers: int
+    isolation: int
+    size_weight: float
+    trial_images: int
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,32 @@ class MergeCostConfig:
         for name in ("limit", "early", "memory"):
             value = getattr(self, name)
             expect(self, name, math.isfinite(value) and value > 0, "a number above 0")
+
+
+@dataclass(frozen=True)
+class MetricConfig:
+    """How it is measured what differences of tokens matter, for adaptive plans.
+
+    Attributes:
+        limit: Images to measure on at most; for scores, all if not given.
+        numbers: By how many numbers tokens are compared.
+        isolation: By how many of them it is found which tokens have others like them, to put those into different sets;
+            with 0, tokens are split as they stand.
+        size_weight: Part of the logarithm of a token's size that is added to its attention scores. Tokens that merge
+            are alike, and count for a little less than their sum.
+        trial_images: Images on which merges before each block are tried out.
+        seed: Of everything random.
+    """
+
+    limit: int = 512
+    numbers: int = 64
+    isolation: int = 16
+    size_weight: float = 0.85
+    trial_images: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "numbers", "trial_images"):
+            expect(self, name, getattr(self, name) >= 1, "1 or more")
+        expect(self, "isolation", 0 <= self.isolation <= self.numbers, "0 or more, and no more than numbers")
+        expect(self, "size_weight", 0 <= self.size_weight <= 1, "a number from 0 to 1")

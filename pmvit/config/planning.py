@@ -39,6 +39,7 @@ class PlanOptions(TypedDict, total=False):
     reconstruct: Reconstruct
     attention_bias: bool
     least_step: float
+    multiple_of: int
     skip: tuple[int, ...] | None
     method: Method | None
 
@@ -73,6 +74,8 @@ class PlanConfig:
         least_step: Share of the tokens before it that a block, or half of one, has to merge to have groups of its own.
             Otherwise it has the same groups. Every change takes operations, and few large ones keep as much of the
             model as many small ones.
+        multiple_of: Adaptive plans let blocks run on multiples of so many tokens, prefix tokens included. GPUs like
+            multiples of 8.
         skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
             host names: none of a classifier, the first two of a feature extractor or DPT, the first two and the last
             two of a Segmenter.
@@ -92,6 +95,7 @@ class PlanConfig:
     reconstruct: Reconstruct = "residual"
     attention_bias: bool = True
     least_step: float = 0.08
+    multiple_of: int = 1
     skip: tuple[int, ...] | None = None
     method: Measurement | None = None
 
@@ -105,6 +109,7 @@ class PlanConfig:
         value = getattr(self, given[0])
         expect(self, "keep", self.keep is None or 0 < self.keep <= 1, "a share above 0 and up to 1")
         expect(self, given[0], math.isfinite(value) and value > 0, "a finite number above 0")
+        expect(self, "multiple_of", self.multiple_of >= 1, "a whole number from 1")
         for name in ("prune", "least_step"):
             expect(self, name, 0 <= (getattr(self, name) or 0) < 1, "a share from 0 to below 1")
         if self.keep is not None and self.prune is not None and self.keep + self.prune > 1 + 1e-9:

@@ -304,9 +304,20 @@ def host_class(key: str) -> type[Host]:
 
 
 def select_tokens(tensor: Tensor, tokens: Tensor, *dims: int) -> Tensor:
-    """Keep only `tokens` along each of the dimensions of a tensor."""
+    """Keep only `tokens` along each of the dimensions of a tensor.
+
+    If each image has its own, (batch, count), the tensor becomes one of (batch, heads or 1, ...) for every image.
+    """
+    if tokens.dim() == 1:
+        for dim in dims:
+            tensor = tensor.index_select(dim, tokens)
+        return tensor
+    tensor = tensor[(None,) * (4 - tensor.dim())].expand(tokens.shape[0], -1, -1, -1)
     for dim in dims:
-        tensor = tensor.index_select(dim, tokens)
+        places = tokens[:, None, :, None] if dim == -2 else tokens[:, None, None]
+        shape = list(tensor.shape)
+        shape[dim] = tokens.shape[1]
+        tensor = tensor.gather(dim, places.expand(shape))
     return tensor
 
 
@@ -319,8 +330,9 @@ def bias_at_centres(bias: AnyBias, centres: Tensor) -> AnyBias:
 
 def add_log_sizes(bias: Tensor | None, log_sizes: Tensor) -> Tensor:
     """Add the logarithm of each key's group size to the bias; a boolean mask becomes an additive one."""
+    log_sizes = log_sizes.reshape(-1, 1, 1, log_sizes.shape[-1])  # they may differ from image to image
     if bias is None:
-        return log_sizes[None, None, None, :]
+        return log_sizes
     if bias.dtype == torch.bool:
-        return log_sizes.expand(bias.shape).masked_fill(~bias, float("-inf"))
+        return torch.where(bias, log_sizes, float("-inf"))
     return bias + log_sizes.to(bias.dtype)

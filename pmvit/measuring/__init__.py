@@ -6,6 +6,7 @@ costs* say what merging tokens does to the output (ours, see `merge_costs`). `me
 
 from pmvit.measuring.merge_costs import Merge, MergeCosts
 from pmvit.measuring.method import measure, measure_by, measure_config, read_measured
+from pmvit.measuring.metric import TokenMetric
 from pmvit.measuring.scores import Scores
 
-__all__ = ["Merge", "MergeCosts", "Scores", "measure", "measure_by", "measure_config", "read_measured"]
+__all__ = ["Merge", "MergeCosts", "Scores", "TokenMetric", "measure", "measure_by", "measure_config", "read_measured"]

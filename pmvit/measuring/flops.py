@@ -150,7 +150,7 @@ def flops(model: nn.Module) -> Flops:
         inside = sum(counts[f"{root}.{name}.block"].values())
         products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
         num_tokens, num_groups = wrapper.token_mask.numel(), wrapper.centres.numel()
-        shortcuts += elementwise_macs(num_tokens, num_groups, _width(host, wrapper.block))
+        shortcuts += elementwise_macs(num_tokens, num_groups, block_width(host, wrapper.block))
     for name, module in model.named_modules():
         if isinstance(module, (MergedNorm, SpreadMlp)):
             inside = sum(counts.get(f"{root}.{name}.mlp", {}).values())
@@ -183,12 +183,12 @@ def model_cost(model: nn.Module) -> ModelCost:
         padded = sum(sum(part.values()) for part in inside) // 2 - quadratic - constant if inside else 0
         parts = host.part_names(block).mlp
         mlp = sum(counts.get(f"{root}.{name}.{parts[1]}", {}).values()) // 2 if parts is not None else 0
-        blocks.append(BlockCost(linear, quadratic, constant, _width(host, block), padded, mlp))
+        blocks.append(BlockCost(linear, quadratic, constant, block_width(host, block), padded, mlp))
     outside = sum(counts["Global"].values()) // 2 - sum(int(block.macs(1.0)) for block in blocks)
     return ModelCost(outside, tuple(blocks))
 
 
-def _width(host: Host, block: nn.Module) -> int:
+def block_width(host: Host, block: nn.Module) -> int:
     """Numbers a token: what the block's first projection takes."""
     apart = tuple(f"{path}." for path in host.part_names(block).without_tokens)
     for name, module in block.named_modules():

@@ -1,4 +1,4 @@
-"""`measure`: the one step from images to what a plan is made from, scores or merge costs."""
+"""`measure`: the one step from images to what a plan is made from: a metric, merge costs or scores."""
 
 import json
 from collections.abc import Iterable
@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import nn
 
-from pmvit.config import MeasureOptions, MergeCostConfig, ScoreConfig, with_keywords
-from pmvit.config.measuring import PAPER_SCORES, Method
+from pmvit.config import MeasureOptions, MergeCostConfig, MetricConfig, ScoreConfig, with_keywords
+from pmvit.config.measuring import PAPER_SCORES, Measurement, Method
 from pmvit.errors import PmvitError
 from pmvit.measuring.cost_run import can_measure_merges, measure_merge_costs
 from pmvit.measuring.merge_costs import FORMAT, OLD_FORMAT, MergeCosts
+from pmvit.measuring.metric import TokenMetric, is_metric, measure_metric
 from pmvit.measuring.score_run import score
 from pmvit.measuring.scores import Scores
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MeasureConfig = ScoreConfig | MergeCostConfig
+MeasureConfig = ScoreConfig | MergeCostConfig | MetricConfig
+Measured = Scores | MergeCosts | TokenMetric
+CONFIGS: dict[Measurement, type[MeasureConfig]] = {
+    "adaptive": MetricConfig,
+    "measured": MergeCostConfig,
+    "scored": ScoreConfig,
+}
 
 
 @overload
@@ -50,14 +57,13 @@ def measure(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    method: Method | None = None,
-    checkpoint: str | Path | None = None,
+    method: Literal["adaptive"],
     progress: bool = True,
     **options: "Unpack[MeasureOptions]",
-) -> Scores | MergeCosts: ...
+) -> TokenMetric: ...
 
 
-@with_keywords(ScoreConfig, MergeCostConfig)
+@overload
 def measure(
     model: nn.Module,
     loader: Iterable[Any],
@@ -66,21 +72,35 @@ def measure(
     checkpoint: str | Path | None = None,
     progress: bool = True,
     **options: "Unpack[MeasureOptions]",
-) -> Scores | MergeCosts:
+) -> Measured: ...
+
+
+@with_keywords(ScoreConfig, MergeCostConfig, MetricConfig)
+def measure(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    method: Method | None = None,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    **options: "Unpack[MeasureOptions]",
+) -> Measured:
     """Measure on images what `plan` has to know of a model. The model is left as it was.
 
-    Merge costs say what merging tokens does to the output: the default, and no labels are read. Scores say how much
-    each token matters (Eq. 9): the default where attention stays inside windows (Swin), and wherever an option is given
-    that only scores have.
+    A metric says how much differences of tokens matter, for adaptive plans: the default, and no labels are read. Merge
+    costs say what merging tokens does to the output, for fixed plans, without labels, too. Scores say how much each
+    token matters (Eq. 9): the default where attention stays inside windows (Swin). An option that only one of them has
+    chooses it.
 
     Args:
         model: An uncompressed model.
         loader: Yields images or `(images, labels)`.
-        method: `measured` for merge costs; `scored` for scores; `paper` for scores as the paper's code has them.
+        method: `adaptive` for a metric; `measured` for merge costs; `scored` for scores; `paper` for scores as the
+            paper's code has them.
         checkpoint: For scores: where partial sums are kept. If the file exists, scoring goes on after its last batch:
             the loader then has to yield the same batches in the same order.
         progress: Show a progress bar.
-        options: Fields of `ScoreConfig` or of `MergeCostConfig`.
+        options: Fields of `MetricConfig`, `MergeCostConfig` or `ScoreConfig`.
 
     Raises:
         PmvitError: If options contradict each other, what is measured is not finite, or the input does not fit.
@@ -95,20 +115,20 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
     Raises:
         PmvitError: If some options are for scores alone and others, or the method, for merge costs.
     """
-    of_scores, of_costs = ({field.name for field in fields(config)} for config in (ScoreConfig, MergeCostConfig))
-    for_scores, for_costs = (
-        [name for name in options if name in only] for only in (of_scores - of_costs, of_costs - of_scores)
-    )
+    known = {kind: {field.name for field in fields(config)} for kind, config in CONFIGS.items()}
+    fitting = [kind for kind in CONFIGS if known[kind] >= set(options)]
     if method is None:
-        is_measured = bool(for_costs) or (not for_scores and can_measure_merges(model))
-        method = "measured" if is_measured else "scored"
-    if wrong := for_scores if method == "measured" else for_costs:
-        other = "scored" if method == "measured" else "measured"
-        raise PmvitError(f"{', '.join(wrong)}: expected with the method {other} alone; got it with {method}")
-    given: dict[str, Any] = {**options}
-    if method == "measured":
-        return MergeCostConfig(**given)
-    return ScoreConfig(**{**(PAPER_SCORES if method == "paper" else {}), **given})
+        windowed = not can_measure_merges(model)
+        method = next((kind for kind in fitting if kind == "scored" or not windowed), None)
+    kind: Measurement | None = "scored" if method == "paper" else method
+    if kind not in fitting:
+        wrong = [name for name in options if kind is None or name not in known[kind]]
+        raise PmvitError(
+            f"{', '.join(wrong)}: expected options of one of the methods {', '.join(CONFIGS)}; got them "
+            + (f"with {method}" if method else "together")
+        )
+    given: dict[str, Any] = {**(PAPER_SCORES if method == "paper" else {}), **options}
+    return CONFIGS[kind](**given)
 
 
 def measure_by(
@@ -118,17 +138,21 @@ def measure_by(
     *,
     checkpoint: str | Path | None = None,
     progress: bool = True,
-) -> Scores | MergeCosts:
+) -> Measured:
     """Measure what a configuration is of; see `measure`."""
     if isinstance(config, ScoreConfig):
         return score(model, loader, config, checkpoint=checkpoint, progress=progress)
     if checkpoint is not None:
-        raise PmvitError("checkpoint: expected for scores alone; merge costs are measured in one go")
+        raise PmvitError("checkpoint: expected for scores alone; the others are measured in one go")
+    if isinstance(config, MetricConfig):
+        return measure_metric(model, loader, config, progress=progress)
     return measure_merge_costs(model, loader, config, progress=progress)
 
 
-def read_measured(path: str | Path) -> Scores | MergeCosts:
-    """Read what `Scores.save` or `MergeCosts.save` wrote, whichever the file says it is."""
+def read_measured(path: str | Path) -> Measured:
+    """Read what `save` of scores, merge costs or a metric wrote, whichever the file says it is."""
+    if is_metric(path):
+        return TokenMetric.load(path)
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))["format"]
     except (OSError, ValueError, TypeError, KeyError):

@@ -1,7 +1,8 @@
 """Plans: what they are, and how scores or merge costs become one."""
 
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.planning.budget import predicted_macs
 from pmvit.planning.plan import LayerPlan, Plan
 from pmvit.planning.planner import plan, plan_by
 
-__all__ = ["LayerPlan", "Plan", "plan", "plan_by", "predicted_macs"]
+__all__ = ["AdaptivePlan", "LayerPlan", "Plan", "plan", "plan_by", "predicted_macs"]

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 from pmvit.config import PlanConfig, PlanOptions, with_keywords
+from pmvit.config.measuring import Measurement
 from pmvit.errors import PmvitError
-from pmvit.measuring import MergeCosts, Scores
+from pmvit.measuring import MergeCosts, Scores, TokenMetric
+from pmvit.planning.adaptive import AdaptivePlan, plan_within
 from pmvit.planning.budget import predicted_macs, solve
 from pmvit.planning.grouping import group_layer
 from pmvit.planning.measured import merged_layers
@@ -16,18 +18,48 @@ from pmvit.planning.ranking import comparable, fit_to_windows, partition
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+Measured = Scores | MergeCosts | TokenMetric
+AnyPlan = Plan | AdaptivePlan
 
-@with_keywords(PlanConfig)
+
+@overload
 def plan(
     measured: Scores | MergeCosts,
     *,
     meter: Callable[[Plan], float] | None = None,
     **options: "Unpack[PlanOptions]",
-) -> Plan:
-    """Decide which tokens of each block are kept, merged and pruned: Algorithms 1 and 2, or the cheapest merges.
+) -> Plan: ...
+
+
+@overload
+def plan(
+    measured: TokenMetric,
+    *,
+    meter: Callable[[AdaptivePlan], float] | None = None,
+    **options: "Unpack[PlanOptions]",
+) -> AdaptivePlan: ...
+
+
+@overload
+def plan(
+    measured: Measured,
+    *,
+    meter: Callable[[Any], float] | None = None,
+    **options: "Unpack[PlanOptions]",
+) -> AnyPlan: ...
+
+
+@with_keywords(PlanConfig)
+def plan(
+    measured: Measured,
+    *,
+    meter: Callable[[Any], float] | None = None,
+    **options: "Unpack[PlanOptions]",
+) -> AnyPlan:
+    """Decide how many tokens of each block merge, or which are kept, merged and pruned (Algorithms 1 and 2).
 
     Args:
-        measured: What `measure` returned.
+        measured: What `measure` returned: a metric makes an adaptive plan, the others a fixed one.
         meter: For a budget in `speedup`: says how many times faster than the original a plan makes the model on this
             machine. `pmvit.runtime.bench.timing.speedup_meter` makes one.
         options: Fields of `PlanConfig`; with `method="paper"`, the paper's choices where nothing else is said.
@@ -38,11 +70,13 @@ def plan(
     return plan_by(PlanConfig.of(**options), measured, meter)
 
 
-def plan_by(config: PlanConfig, measured: Scores | MergeCosts, meter: Callable[[Plan], float] | None = None) -> Plan:
+def plan_by(config: PlanConfig, measured: Measured, meter: Callable[[Any], float] | None = None) -> AnyPlan:
     """The plan that a configuration asks for; see `plan`."""
     _check_method(measured, config)
 
-    def make(keep: float) -> Plan:
+    def make(keep: float) -> AnyPlan:
+        if isinstance(measured, TokenMetric):
+            return plan_within(measured, config, keep=keep)
         if isinstance(measured, MergeCosts):
             return plan_from_merge_costs(measured, config, keep)
         return plan_for_keep(measured, config, keep)
@@ -61,6 +95,8 @@ def plan_by(config: PlanConfig, measured: Scores | MergeCosts, meter: Callable[[
             f"expected a budget below the {original:.3f} GFLOPs of the original, got {target:.3f}: "
             "there is nothing to compress"
         )
+    if isinstance(measured, TokenMetric):
+        return plan_within(measured, config, macs=target * 1e9)
     return solve(make, lambda made: predicted_macs(measured, made) / 1e9, target, "GFLOPs", steps=40)
 
 
@@ -118,16 +154,24 @@ def plan_from_merge_costs(merge_costs: MergeCosts, config: PlanConfig, keep: flo
     )
 
 
-def _check_method(measured: Scores | MergeCosts, config: PlanConfig) -> None:
-    """See that scores or merge costs are what the options ask for."""
-    is_measured = isinstance(measured, MergeCosts)
-    if config.method is not None and is_measured != (config.method == "measured"):
-        expected, got = ("merge costs", "scores") if config.method == "measured" else ("scores", "merge costs")
-        raise PmvitError(f'method="{config.method}" makes plans from {expected}; got {got}')
-    if is_measured and (changed := config.choices_for_scores):
-        raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; merge costs leave no such choice")
-    if not is_measured and config.least_step != PlanConfig.least_step:
-        raise PmvitError("least_step: expected beside merge costs alone; a plan from scores has no such choice")
+def _check_method(measured: Measured, config: PlanConfig) -> None:
+    """See that scores, merge costs or a metric are what the options ask for."""
+    names = {"adaptive": "a metric", "measured": "merge costs", "scored": "scores"}
+    kinds: dict[type, Measurement] = {TokenMetric: "adaptive", MergeCosts: "measured", Scores: "scored"}
+    kind = kinds[type(measured)]
+    if config.method not in (None, kind):
+        raise PmvitError(f'method="{config.method}" makes plans from {names[config.method]}; got {names[kind]}')
+    if kind != "scored" and (changed := config.choices_for_scores):
+        raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; {names[kind]} leave no such choice")
+    if kind == "scored" and config.least_step != PlanConfig.least_step:
+        raise PmvitError("least_step: expected beside merge costs or a metric; a plan from scores has no such choice")
+    if kind != "adaptive" and config.multiple_of != 1:
+        raise PmvitError(f"multiple_of: expected beside a metric alone; got {names[kind]}, whose groups are fixed")
+    if kind == "adaptive" and (config.reconstruct != "residual" or not config.attention_bias):
+        raise PmvitError(
+            "reconstruct, attention_bias: expected for fixed plans alone; adaptive ones keep what sets tokens apart; "
+            "size_weight=0 where the metric is measured takes sizes out of attention"
+        )
 
 
 def compressed_layers(depth: int, skip: Sequence[int]) -> list[int]:

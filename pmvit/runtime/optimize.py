@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from pmvit.adaptive import AdaptiveBlock
 from pmvit.compression import compression_of
 from pmvit.config import InferenceConfig, InferenceOptions, with_keywords
 from pmvit.config.inference import Target
@@ -25,6 +26,7 @@ from pmvit.hosts.parts import PlainParts
 from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.prune_merge import PruneMerge, TokenMatrices
+from pmvit.runtime.adaptive import place_adaptive_stages
 from pmvit.runtime.blocks.arguments import Arguments, arguments_of
 from pmvit.runtime.blocks.build import Half, inference_block
 from pmvit.runtime.blocks.packed import pack_weights
@@ -57,6 +59,23 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
     model = copy.deepcopy(model).eval().requires_grad_(False)
     host = host_of(model)
     host.freeze_control_flow()
+    if any(isinstance(module, AdaptiveBlock) for module in model.modules()):
+        place_adaptive_stages(model, host, config)
+    else:
+        _place_chains(model, host, config)
+    if compression_of(model) is not None:
+        del model.compression
+    for module in model.modules():
+        if getattr(module, "grad_checkpointing", False):
+            cast("Any", module).grad_checkpointing = False
+    model.inference_config = config  # type: ignore[assignment]  # a record, not a module
+    model = model.to(next(model.parameters()).device)
+    pack_weights(model, config.pack)
+    return model
+
+
+def _place_chains(model: nn.Module, host: Host, config: InferenceConfig) -> None:
+    """Replace the blocks of every span by stages."""
     layouts = dict(zip(host.block_names(), host.layouts(), strict=True))
     arguments = arguments_of(host) if config.rewrite and host.layout.windows is None else {}
     spans, num_read, _ = host.reading()
@@ -69,15 +88,6 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
         }
         if len(spans) == 1 or any(part.gains for part in parts.values()):
             _place_stages(model, host, parts, num_read, config)
-    if compression_of(model) is not None:
-        del model.compression
-    for module in model.modules():
-        if getattr(module, "grad_checkpointing", False):
-            cast("Any", module).grad_checkpointing = False
-    model.inference_config = config  # type: ignore[assignment]  # a record, not a module
-    model = model.to(next(model.parameters()).device)
-    pack_weights(model, config.pack)
-    return model
 
 
 class _Part(NamedTuple):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.hosts.parts import PlainMlp, PlainParts
-from pmvit.runtime.blocks.fold import Turn, fused_qkv, norms_heads, output_layer, scaled_mlp
+from pmvit.runtime.blocks.fold import Turn, fused_qkv, norms_heads, output_layer, scaled_mlp, sum_of
 from pmvit.runtime.blocks.packed import Packable
 
 
@@ -75,7 +75,7 @@ class Flat(Packable):
             return tokens
         return tokens.clone(memory_format=torch.contiguous_format)
 
-    def add_attention(self, rows: Tensor) -> None:
+    def add_attention(self, rows: Tensor, image_bias: Tensor | None = None) -> None:
         normed = torch.layer_norm(rows, self.width, self.norm1_weight, self.norm1_bias, self.epsilons[0])
         qkv = self.linear(normed, self.qkv_weight, self.qkv_bias).view(-1, self.num_tokens, 3, *self.heads)
         qkv = qkv.permute(2, 0, 3, 1, 4)
@@ -84,7 +84,8 @@ class Flat(Packable):
         else:
             query, key = self.turn(qkv[:2]).unbind(0)
             value = qkv[2]
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, scale=self.scale)
+        bias = sum_of(self.bias, image_bias)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=self.scale)
         rows.add_(F.linear(attended.transpose(1, 2).reshape(rows.shape[0], -1), self.output_weight, self.output_bias))
 
     def add_mlp(self, rows: Tensor) -> None:
@@ -143,9 +144,9 @@ class FlatBlock(Flat):
         self.hold_attention(parts)
         self.hold_mlp(parts)
 
-    def forward(self, tokens: Tensor, *positional: object, **named: object) -> Tensor:
+    def forward(self, tokens: Tensor, *positional: object, image_bias: Tensor | None = None, **named: object) -> Tensor:
         tokens = self.writable(tokens, positional, named)
         rows = tokens.view(-1, *self.width)
-        self.add_attention(rows)
+        self.add_attention(rows, image_bias)
         self.add_mlp(rows)
         return tokens

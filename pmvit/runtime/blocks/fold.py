@@ -17,6 +17,11 @@ class Projections(NamedTuple):
     output: nn.Linear
 
 
+def sum_of(bias: Tensor | None, image_bias: Tensor | None) -> Tensor | None:
+    """What is added to attention scores: of every image, and of each image (the sizes of its groups)."""
+    return image_bias if bias is None else bias if image_bias is None else bias + image_bias
+
+
 def norms_heads(parts: PlainParts) -> bool:
     """Whether queries or keys are normalised, so that nothing can be folded across."""
     return parts.query_norm is not None or parts.key_norm is not None

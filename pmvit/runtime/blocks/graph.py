@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pmvit.hosts.parts import PlainParts, linear
 from pmvit.runtime.blocks.arguments import TokensAlone
-from pmvit.runtime.blocks.fold import Turn, norms_heads, scaled_mlp, split_projections
+from pmvit.runtime.blocks.fold import Turn, norms_heads, scaled_mlp, split_projections, sum_of
 
 
 class PartialAttention(TokensAlone):
@@ -25,14 +25,14 @@ class PartialAttention(TokensAlone):
         else:
             self.attention = SplitAttention(parts, num_tokens, num_outputs, explicit)
 
-    def attend(self, tokens: Tensor) -> Tensor:
+    def attend(self, tokens: Tensor, image_bias: Tensor | None = None) -> Tensor:
         """The outputs of all images as rows."""
         width = tokens.shape[-1]
         rows = tokens.reshape(-1, width)
         normed = self.norm1(rows)
         if self.num_outputs < self.num_tokens:
             rows = tokens[:, : self.num_outputs].reshape(-1, width)
-        attended: Tensor = rows + self.attention(normed)
+        attended: Tensor = rows + self.attention(normed, image_bias)
         return attended
 
     def forward(self, tokens: Tensor, *positional: object, **named: object) -> Tensor:
@@ -61,9 +61,9 @@ class PartialBlock(PartialAttention):
         super().__init__(parts, num_tokens, num_outputs, explicit)
         self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
 
-    def forward(self, tokens: Tensor, *positional: object, **named: object) -> Tensor:
+    def forward(self, tokens: Tensor, *positional: object, image_bias: Tensor | None = None, **named: object) -> Tensor:
         self.check(tokens, positional, named)
-        rows = self.attend(tokens)
+        rows = self.attend(tokens, image_bias)
         outputs: Tensor = rows + self.mlp(self.norm2(rows))
         return outputs.view(-1, self.num_outputs, tokens.shape[-1])
 
@@ -96,7 +96,8 @@ class SplitAttention(nn.Module):
         )
         self.register_buffer("bias", _bias_of_outputs(parts, num_outputs), persistent=False)
 
-    def forward(self, normed: Tensor) -> Tensor:
+    def forward(self, normed: Tensor, image_bias: Tensor | None = None) -> Tensor:
+        bias = sum_of(self.bias, image_bias)
         asking = normed
         if self.num_outputs < self.num_tokens:
             width = normed.shape[-1]
@@ -116,9 +117,9 @@ class SplitAttention(nn.Module):
             query = query * self.late_scale
         if self.explicit:
             scores = query @ key.transpose(-2, -1)
-            attended = (scores if self.bias is None else scores + self.bias).softmax(-1) @ value
+            attended = (scores if bias is None else scores + bias).softmax(-1) @ value
         else:
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, scale=1.0)
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
         attended = attended.transpose(1, 2).reshape(-1, self.heads[0] * self.heads[1])
         projected: Tensor = self.output(attended if self.attention_norm is None else self.attention_norm(attended))
         return projected
@@ -156,12 +157,13 @@ class FewQueries(nn.Module):
         is_linear = not norms_heads(parts) and parts.rotary is None and parts.attention_norm is None
         return is_linear and asking * (width + num_tokens) <= num_tokens * width / 2
 
-    def forward(self, normed: Tensor) -> Tensor:
+    def forward(self, normed: Tensor, image_bias: Tensor | None = None) -> Tensor:
+        bias = sum_of(self.bias, None if image_bias is None else image_bias.squeeze(1))
         tokens = normed.view(-1, self.num_tokens, normed.shape[-1])
         query = self.query(tokens[:, : self.num_outputs])
         asking = self.key((query[:, None] * self.mask).flatten(1, 2))
         scores = asking @ tokens.transpose(1, 2)
-        averaged = (scores if self.bias is None else scores + self.bias).softmax(-1) @ tokens
+        averaged = (scores if bias is None else scores + bias).softmax(-1) @ tokens
         attended = self.value(averaged).unflatten(1, (len(self.mask), self.num_outputs)) * self.mask
         projected: Tensor = self.output(attended.sum(1)).flatten(0, 1)
         return projected

@@ -1,0 +1,373 @@
+"""Plans that adapt to the image, the idea in one file: the plan says how many tokens merge, the image says which.
+
+Before some blocks a *step* merges r of the patch tokens; r is a constant of the plan, so that all shapes are. What it
+does to the output to replace two tokens by their mean is estimated, in nats, by
+
+    c(a, b) = 1/2 s_a s_b / (s_a + s_b) |P^T (x_a - x_b)|^2
+
+with `s` the number of patches that a token stands for and `P` (width x 64) a square root of the second moment of the
+output's gradient at the tokens that enter this block (see `pmvit.measuring.metric`): Ward's linkage in the metric of
+the output. Tokens that look different but matter alike are cheap.
+
+A step splits the patch tokens in two sets, A and B. Every token of A finds the cheapest one of B, and the r cheapest
+of these pairs merge. The mean of a group is stretched to the mean length of its members, for averaging shortens.
+Attention to a token counts for the patches in it: a part of the logarithm of its size is added to its scores.
+
+Between the blocks every token has its place in the image, as with fixed plans: each keeps what sets it apart from its
+group and receives the group's update. Products, minima, `topk` with constant k and gathers are all there is: no
+scatter, no mask, nothing whose shape depends on the image.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pmvit.prune_merge import argument_names, is_recorded, named_arguments
+from pmvit.wrapping import WrappedBlock
+
+
+class Choice(NamedTuple):
+    """What a round of a step chose for each image, as places among the patch tokens.
+
+    Attributes:
+        stays: Tokens of A that stay, (batch, |A| - r).
+        joins: Tokens of A that join one of B, (batch, r).
+        into: Which of B they join, as places in `others`.
+        others: The tokens of B.
+    """
+
+    stays: Tensor
+    joins: Tensor
+    into: Tensor
+    others: Tensor
+
+
+class Merged(NamedTuple):
+    """Tokens after some steps.
+
+    Attributes:
+        tokens: Prefix tokens and groups of patch tokens, (batch, tokens, width).
+        sizes: How many tokens each stands for, (batch, tokens, 1); `None` if each for itself.
+    """
+
+    tokens: Tensor
+    sizes: Tensor | None
+
+
+def take(values: Tensor, places: Tensor) -> Tensor:
+    """Rows of (batch, tokens, width) values at (batch, count) places, for each image its own."""
+    batch, count, width = values.shape
+    first = torch.arange(batch, device=places.device)[:, None] * count
+    return values.reshape(-1, width).index_select(0, (places + first).flatten()).view(batch, -1, width)
+
+
+def pair_costs(points: Tensor, others: Tensor, sizes: Tensor | None, other_sizes: Tensor | None) -> Tensor:
+    """`4 c(a, b)` of all pairs, from `P^T x` and sizes, (batch, tokens, 1); without sizes every token is one patch."""
+    squares, other_squares = (each.square().sum(-1, keepdim=True) for each in (points, others))
+    distances = torch.baddbmm(squares + other_squares.transpose(1, 2), points, others.transpose(1, 2), alpha=-2)
+    if sizes is None or other_sizes is None:
+        return distances
+    return distances * (2 / (1 / sizes + (1 / other_sizes).transpose(1, 2)))  # 2 s_a s_b / (s_a + s_b)
+
+
+def choose(points: Tensor, sizes: Tensor | None, count: int, r: int, isolation: int) -> Choice:
+    """Find r of `count` patch tokens to merge.
+
+    Args:
+        points: `P^T x` of the patch tokens, (batch, count, numbers).
+        sizes: How many patches each stands for.
+        count: Of patch tokens.
+        r: How many merge, at most half of them.
+        isolation: Tokens go into A and B in turn: in the order of what merging each costs at least, so that tokens
+            that are alike are in different sets, by so many of the numbers; or, with 0, as they stand.
+    """
+    ranks = torch.arange(count, device=points.device).expand(points.shape[0], -1)
+    if isolation:
+        few = points[..., :isolation]
+        never = torch.full((count,), torch.inf, device=points.device).diag()
+        ranks = (pair_costs(few, few, sizes, sizes) + never).amin(-1).topk(count, largest=False).indices
+    first, second = ranks[:, ::2], ranks[:, 1::2]
+    of_sets = [None if sizes is None else take(sizes, places) for places in (first, second)]
+    cheapest, into = pair_costs(take(points, first), take(points, second), *of_sets).min(-1)
+    by_cost = cheapest.topk(count - count // 2, largest=False).indices
+    ranked = first.gather(1, by_cost)
+    return Choice(ranked[:, r:], ranked[:, :r], into.gather(1, by_cost[:, :r]), second)
+
+
+def merge_chosen(patches: Tensor, sizes: Tensor | None, choice: Choice, stretch: bool = True) -> tuple[Tensor, Tensor]:
+    """The patch tokens after a round, those of A that stay before those of B, and how many patches each stands for."""
+    lengths = patches.norm(dim=-1, keepdim=True)
+    if sizes is None:
+        sums = torch.cat([patches, torch.ones_like(lengths), lengths], dim=-1)
+    else:
+        sums = torch.cat([patches, torch.ones_like(lengths), lengths], dim=-1) * sizes
+    stays, joins, others = (take(sums, places) for places in (choice.stays, choice.joins, choice.others))
+    numbers = torch.arange(choice.others.shape[1], device=patches.device)[:, None]
+    joined = (choice.into[:, None] == numbers).to(patches.dtype)  # (batch, |B|, r): a one for who joins whom
+    total, size, length = torch.cat([stays, torch.baddbmm(others, joined, joins)], dim=1).split(
+        [patches.shape[-1], 1, 1], dim=-1
+    )
+    mean = total / size
+    if not stretch:
+        return mean, size
+    return mean * (length / size / mean.norm(dim=-1, keepdim=True).clamp_min(1e-12)), size
+
+
+def places_after(choice: Choice) -> Tensor:
+    """Where each patch token is found after a round, (batch, tokens)."""
+    batch, stays = choice.stays.shape
+    device = choice.stays.device
+    kept, others = (
+        torch.arange(each.shape[1], device=device).expand(batch, -1) for each in (choice.stays, choice.others)
+    )
+    after = torch.cat([kept, choice.into + stays, others + stays], dim=1)
+    before = torch.cat([choice.stays, choice.joins, choice.others], dim=1)
+    return after.gather(1, before.topk(before.shape[1], largest=False).indices)  # undoes the order
+
+
+class MergeStep(nn.Module):
+    """Merges r of the patch tokens that enter a block, in as many rounds as it takes: one merges half of them at most.
+
+    Args:
+        projection: `P`, (width, numbers).
+        count: Of patch tokens before it.
+        merges: r.
+        num_prefix: Tokens before the patch tokens, which never merge.
+        isolation: As in `choose`.
+    """
+
+    projection: Tensor
+
+    def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int, isolation: int) -> None:
+        super().__init__()
+        self.num_prefix, self.isolation = num_prefix, isolation
+        self.rounds = tuple(rounds(count, merges))
+        self.register_buffer("projection", projection, persistent=False)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{count} -> {count - r} patch tokens" for count, r in self.rounds)
+
+    def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor | None, list[Choice]]:
+        """Tokens and sizes after the step, those of prefix tokens included, and what each round chose."""
+        prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
+        of_prefix = torch.ones_like(prefix[..., :1])
+        sizes = None if sizes is None else sizes[:, self.num_prefix :]
+        choices = []
+        for count, r in self.rounds:
+            with torch.no_grad():
+                points = patches.to(self.projection.dtype) @ self.projection
+                precise = None if sizes is None else sizes.to(self.projection.dtype)
+                choices.append(choose(points, precise, count, r, self.isolation))
+            patches, sizes = merge_chosen(patches, sizes, choices[-1])
+        sizes = None if sizes is None else torch.cat([of_prefix, sizes], dim=1)
+        return torch.cat([prefix, patches], dim=1), sizes, choices
+
+
+def rounds(count: int, merges: int) -> list[tuple[int, int]]:
+    """How many patch tokens each round of a step takes, and how many of them it merges."""
+    result = []
+    while merges:
+        r = min(merges, count - count // 2 if count > 1 else 0)
+        if not r:
+            raise ValueError(f"expected a step that leaves a token, got one that merges {merges} more")
+        result.append((count, r))
+        count, merges = count - r, merges - r
+    return result
+
+
+class Flow(NamedTuple):
+    """What goes from one adaptive block to the next beside the tokens.
+
+    Attributes:
+        tokens: All tokens, as the last block gave them out.
+        merged: What it made of the groups, and their sizes.
+        sizes: As in `Merged`.
+        groups: The place in `merged` of each token, (batch, all tokens).
+        centres: The token that stands for each group where the host needs a position, (batch, groups).
+    """
+
+    tokens: Tensor
+    merged: Tensor
+    sizes: Tensor | None
+    groups: Tensor
+    centres: Tensor
+
+
+class Channel:
+    """Where adaptive blocks of one model leave a `Flow` for the next of them; every thread has its own."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+        self._recorded: Flow | None = None  # while a graph is made, by one thread
+
+    def put(self, flow: Flow) -> None:
+        if is_recorded(flow.tokens):
+            self._recorded = flow
+        else:
+            self._of_thread.flow = flow
+
+    def get(self, tokens: Tensor) -> Flow:
+        flow = self._recorded if is_recorded(tokens) else self.last
+        if flow is None:
+            raise RuntimeError("expected the blocks of a model with an adaptive plan to run one after the other")
+        return flow
+
+    @property
+    def last(self) -> Flow | None:
+        """What this thread put last."""
+        return getattr(self._of_thread, "flow", None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Channel":
+        memo[id(self)] = copied = Channel()
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Channel, ()
+
+
+class Groups(NamedTuple):
+    """What a host has to know of the groups that a block runs on, to reduce what else the block is called with.
+
+    Attributes:
+        block: The block.
+        argument_names: Of its call, after the tokens.
+        centres: The token that stands for each group, (batch, groups).
+        patch_centres: The same for patches alone, counted without prefix tokens.
+        log_sizes: What is added to the attention scores of each group, (batch, groups).
+    """
+
+    block: nn.Module
+    argument_names: tuple[str, ...]
+    centres: Tensor
+    patch_centres: Tensor
+    log_sizes: Tensor | None
+
+
+class AdaptiveBlock(WrappedBlock):
+    """A transformer block that runs on groups of tokens that the image chose: all tokens in, all out.
+
+    Args:
+        block: The block to wrap, as for `PruneMerge`.
+        step: What merges tokens before it, if anything; otherwise it runs on the groups of the block before.
+        channel: That all adaptive blocks of the model share.
+        num_prefix: Tokens before the patch tokens.
+        is_first: No block before it has merged anything.
+        size_weight: Part of the logarithm of sizes that is added to attention scores.
+        arguments_at_centres: As for `PruneMerge`; it gets `Groups`.
+    """
+
+    def __init__(
+        self,
+        block: nn.Module,
+        step: MergeStep | None,
+        channel: Channel,
+        *,
+        num_prefix: int,
+        is_first: bool,
+        size_weight: float,
+        arguments_at_centres: Any,
+    ) -> None:
+        super().__init__()
+        self.block, self.step, self.channel = block, step, channel
+        self.num_prefix, self.is_first, self.size_weight = num_prefix, is_first, size_weight
+        self.arguments_at_centres = arguments_at_centres
+        self.argument_names = argument_names(block)
+
+    def forward(self, tokens: Tensor, *positional: Any, **arguments: Any) -> Any:
+        if not is_recorded(tokens) and torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "a model with an adaptive plan cannot compute blocks a second time in the backward pass: switch off "
+                "its gradient checkpointing, as in model.set_grad_checkpointing(False)"
+            )
+        merged, sizes, groups, centres = self.enter(tokens)
+        if self.step is not None:
+            merged, sizes, choices = self.step(merged, sizes)
+            for choice in choices:
+                groups, centres = self._follow(choice, groups, centres)
+        output = self.block(merged, **self._block_arguments(positional, arguments, sizes, centres))
+        after, *others = output if isinstance(output, tuple) else (output,)
+        result = tokens + take(after - merged, groups)
+        self.channel.put(Flow(result, after, sizes, groups, centres))
+        return (result, *others) if isinstance(output, tuple) else result
+
+    def last_groups(self) -> tuple[Tensor, Tensor]:
+        """The group of each token and the centre of each group, prefix tokens included, in this thread's last pass."""
+        flow = self.channel.last
+        if flow is None:
+            raise RuntimeError("expected a block that has run in this thread")
+        return flow.groups, flow.centres
+
+    def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Groups, sizes, the group of each token and the centre of each group, before this block's step."""
+        if self.is_first:
+            each = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
+            return tokens, None, each, each
+        flow = self.channel.get(tokens)
+        merged = flow.merged
+        if flow.tokens is not tokens:  # they were changed since the last block, and so are the groups
+            members = (flow.groups[:, None] == torch.arange(merged.shape[1], device=tokens.device)[:, None]).to(tokens)
+            merged = merged + members @ (tokens - flow.tokens) / members.sum(-1, keepdim=True)
+        return merged, flow.sizes, flow.groups, flow.centres
+
+    def _follow(self, choice: Choice, groups: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+        """Groups and centres after a round of the step."""
+        count = self.num_prefix
+        prefix = torch.arange(count, device=groups.device).expand(groups.shape[0], -1)
+        after = torch.cat([prefix, places_after(choice) + count], dim=1).gather(1, groups)
+        left = torch.cat([prefix, torch.cat([choice.stays, choice.others], dim=1) + count], dim=1)
+        return after, centres.gather(1, left)
+
+    def _block_arguments(
+        self, positional: tuple[Any, ...], arguments: dict[str, Any], sizes: Tensor | None, centres: Tensor
+    ) -> dict[str, Any]:
+        log_sizes = None if sizes is None or not self.size_weight else sizes[..., 0].log() * self.size_weight
+        patch_centres = centres[:, self.num_prefix :] - self.num_prefix
+        of_groups = Groups(self.block, self.argument_names, centres, patch_centres, log_sizes)
+        named = named_arguments(self.argument_names, positional, arguments)
+        return named if self.arguments_at_centres is None else self.arguments_at_centres(of_groups, named)
+
+
+def adaptive_blocks(
+    blocks: Sequence[nn.Module],
+    merges: Sequence[int],
+    projections: Tensor,
+    num_patches: int,
+    num_prefix: int,
+    *,
+    isolation: int,
+    size_weight: float,
+    arguments_at_centres: Any = None,
+) -> dict[int, AdaptiveBlock]:
+    """Wrap the blocks from the first before which tokens merge on.
+
+    Args:
+        blocks: All blocks of a model, first to last.
+        merges: How many tokens merge before each.
+        projections: `P` of each block, (blocks, width, numbers).
+        num_patches: Patch tokens of an image.
+        num_prefix: As for `AdaptiveBlock`, like all that follow.
+        isolation: As in `choose`.
+        size_weight: Part of the logarithm of sizes in attention.
+        arguments_at_centres: Reduces the other arguments of a call of a block.
+    """
+    channel = Channel()
+    result: dict[int, AdaptiveBlock] = {}
+    for index, (block, r) in enumerate(zip(blocks, merges, strict=True)):
+        if not r and not result:
+            continue
+        device = next(block.parameters()).device
+        step = MergeStep(projections[index].to(device), num_patches, r, num_prefix, isolation) if r else None
+        result[index] = AdaptiveBlock(
+            block,
+            step,
+            channel,
+            num_prefix=num_prefix,
+            is_first=not result,
+            size_weight=size_weight,
+            arguments_at_centres=arguments_at_centres,
+        ).train(block.training)
+        num_patches -= r
+    return result

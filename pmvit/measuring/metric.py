@@ -1,0 +1,344 @@
+"""`TokenMetric`: how much it matters for the output how tokens differ, which adaptive plans compare tokens by.
+
+The gradient `g` of the output (of a random direction of it, see `probe`) at every patch token that enters block l has
+the second moment `F_l = mean of g g^T`. To second order, changing a token by `d` changes the output by `d^T F_l d / 2`
+nats. The largest eigenvectors of `F_l`, times the square root of their eigenvalue, are the columns of `P_l`.
+
+What merging really costs before each block is then tried out on a few images: the divergence of the output when r
+tokens merge before one block and nowhere else. Plans are made from these trials.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pmvit.adaptive import adaptive_blocks
+from pmvit.config import MetricConfig
+from pmvit.data.batches import unreadable
+from pmvit.errors import PmvitError
+from pmvit.files import check_fields, config_from, parse_document
+from pmvit.hosts import Host, host_of
+from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
+from pmvit.hosts.outputs import predict
+from pmvit.measuring.cost_run import first_images, probe
+from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
+from pmvit.measuring.listener import precise
+from pmvit.progress import Bar
+from pmvit.tensors import read_tensors, read_texts, write_tensors
+from pmvit.wrapping import compression_of, fingerprint
+
+FORMAT, VERSION = "pmvit-metric", 1
+HEADER, PROJECTIONS = "metric", "projections"  # in the file
+FIELDS = ("trials", "grid", "num_prefix", "cost", "config", "images", "model", "data", "skip")
+SHARES = (0.08, 0.2, 0.4, 0.65)  # of the patch tokens that merge in trials
+
+
+class Trial(NamedTuple):
+    """What merging did to the output.
+
+    Attributes:
+        block: Before which tokens merged.
+        merges: How many.
+        divergence: Of the output from the original's, in nats; of other outputs than logits, half the squared distance.
+    """
+
+    block: int
+    merges: int
+    divergence: float
+
+
+@dataclass(frozen=True, eq=False)
+class TokenMetric:
+    """What adaptive plans are made from.
+
+    Attributes:
+        projections: `P_l` of each block, (blocks, width, numbers).
+        trials: What merging before each block did.
+        grid: Rows and columns of the patch grid.
+        num_prefix: Tokens before the patch tokens; they never merge.
+        cost: What each block of the model costs.
+        config: How it was measured.
+        images: Images that were used.
+        model: Fingerprint of the measured weights.
+        data: What the images were read from.
+        skip: Blocks of the model before which nothing merges unless a plan is told otherwise.
+    """
+
+    projections: Tensor
+    trials: tuple[Trial, ...]
+    grid: tuple[int, int]
+    num_prefix: int
+    cost: ModelCost
+    config: MetricConfig
+    images: int
+    model: str
+    data: str
+    skip: tuple[int, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the model."""
+        return len(self.cost.blocks)
+
+    @property
+    def num_patches(self) -> int:
+        """Patch tokens of an image."""
+        return self.grid[0] * self.grid[1]
+
+    def to_json(self) -> str:
+        """All but the projections."""
+        data = {name: getattr(self, name) for name in FIELDS}
+        described = {**data, "cost": asdict(self.cost), "config": asdict(self.config)}
+        return json.dumps({"format": FORMAT, "version": VERSION, **described})
+
+    @staticmethod
+    def from_json(text: str, projections: Tensor, where: str = "metric") -> "TokenMetric":
+        """The metric that `to_json` described, with its projections.
+
+        Raises:
+            PmvitError: If it is not a whole and consistent metric.
+        """
+        document = parse_document(text, FORMAT, VERSION, where)
+        check_fields(document, ("format", "version", *FIELDS), where)
+        try:
+            height, width = (int(side) for side in document["grid"])
+            cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
+            trials = tuple(Trial(int(block), int(r), float(found)) for block, r, found in document["trials"])
+            skip = tuple(int(index) for index in document["skip"])
+            prefix, images = int(document["num_prefix"]), int(document["images"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise PmvitError(f"{where}: the metric is malformed ({error}): measure the model again") from None
+        metric = TokenMetric(
+            projections=projections,
+            trials=trials,
+            grid=(height, width),
+            num_prefix=prefix,
+            cost=cost,
+            config=config_from(MetricConfig, document["config"], f"{where}: config"),
+            images=images,
+            model=str(document["model"]),
+            data=str(document["data"]),
+            skip=skip,
+        )
+        _check(metric, where)
+        return metric
+
+    def save(self, path: str | Path) -> None:
+        """Write the metric as safetensors, with what else it is made of as JSON in its header."""
+        write_tensors(Path(path), {PROJECTIONS: self.projections}, {HEADER: self.to_json()})
+
+    @staticmethod
+    def load(path: str | Path) -> "TokenMetric":
+        """Read what `save` wrote.
+
+        Raises:
+            PmvitError: If the file is not a whole and consistent metric.
+        """
+        tensors, texts = read_tensors(Path(path)), read_texts(Path(path))
+        if HEADER not in texts or PROJECTIONS not in tensors:
+            raise PmvitError(f"expected a metric that pmvit measured at {path}; got another safetensors file")
+        return TokenMetric.from_json(texts[HEADER], tensors[PROJECTIONS], str(path))
+
+
+def is_metric(path: str | Path) -> bool:
+    """Whether a file is no JSON, but may hold a metric."""
+    return Path(path).suffix == ".safetensors"
+
+
+def _check(metric: TokenMetric, where: str) -> None:
+    """See that the parts of a metric fit each other."""
+    widths = {block.width for block in metric.cost.blocks}
+    shape = tuple(metric.projections.shape)
+    if len(shape) != 3 or shape[0] != metric.depth or {shape[1]} != widths or shape[2] < metric.config.isolation:
+        raise PmvitError(
+            f"{where}: expected projections for {metric.depth} blocks of width {', '.join(map(str, widths))}, got "
+            f"{shape}: is it for another model?"
+        )
+    if not torch.isfinite(metric.projections).all():
+        raise PmvitError(f"{where}: expected finite projections, got others: measure the model again")
+    if metric.num_patches < 2 or metric.num_prefix < 0:
+        raise PmvitError(f"{where}: expected a grid of several patches, got {metric.grid}: measure the model again")
+    for block in range(metric.depth):
+        found = [trial for trial in metric.trials if trial.block == block]
+        if len(found) < 2 or not all(0 < trial.merges < metric.num_patches for trial in found):
+            raise PmvitError(f"{where}: block {block}: expected two trials or more that leave tokens, got {found}")
+        if not all(math.isfinite(trial.divergence) and trial.divergence >= 0 for trial in found):
+            raise PmvitError(f"{where}: block {block}: expected finite trials, got {found}: measure the model again")
+
+
+def measure_metric(
+    model: nn.Module, loader: Iterable[Any], config: MetricConfig, *, progress: bool = True
+) -> TokenMetric:
+    """Measure how much differences of tokens matter before each block, without labels; the model is left as it was.
+
+    Args:
+        model: An uncompressed model.
+        loader: Yields `(images, labels)` or images.
+        config: How to measure.
+        progress: Show a progress bar.
+
+    Raises:
+        PmvitError: If the model attends inside windows, what is measured is not finite, or the input does not fit.
+    """
+    if compression_of(model) is not None:
+        raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
+    check_trainable(model)
+    host = host_of(model)
+    layout = host.layout
+    if any(other != layout or other.windows is not None for other in host.layouts()):
+        raise PmvitError(
+            f"expected attention over the whole of one grid for an adaptive plan; a {type(model).__name__} attends "
+            'inside windows: make a fixed plan, method="scored"'
+        )
+    batches = list(first_images(loader, config.limit))
+    if not batches:
+        raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
+    with ExitStack() as states:
+        states.enter_context(evaluation_mode(model))
+        states.enter_context(frozen_parameters(model))
+        moments = _second_moments(model, host, batches, config, progress)
+        projections = torch.stack([square_root(moment, config.numbers) for moment in moments])
+        trials = _trials(model, host, projections, _few(batches, config.trial_images), config, progress)
+    return TokenMetric(
+        projections=projections,
+        trials=tuple(trials),
+        grid=layout.grid,
+        num_prefix=layout.num_prefix,
+        cost=model_cost(model),
+        config=config,
+        images=sum(map(len, batches)),
+        model=fingerprint(model),
+        data=str(getattr(loader, "name", type(loader).__name__)),
+        skip=host.reading().default_skip,
+    )
+
+
+def square_root(moment: Tensor, numbers: int) -> Tensor:
+    """The largest eigenvectors of a symmetric matrix, each times the square root of its eigenvalue, largest first."""
+    values, vectors = torch.linalg.eigh(moment)
+    largest = values[-numbers:].clamp_min(0).sqrt() * vectors[:, -numbers:]
+    return largest.flip(-1).float().contiguous()
+
+
+def _second_moments(
+    model: nn.Module, host: Host, batches: list[Tensor], config: MetricConfig, progress: bool
+) -> list[Tensor]:
+    """The mean of `g g^T` over patch tokens and images, at what enters each block."""
+    names, layout = host.block_names(), host.layout
+    is_logits = host.outputs().gives_logits
+    generator = torch.Generator().manual_seed(config.seed)
+    sums: list[Tensor | None] = [None] * len(names)
+
+    def add(index: int, gradient: Tensor) -> None:
+        rows = precise(gradient).flatten(1, -2)[:, layout.num_prefix :].flatten(0, 1)
+        moment = (rows.T @ rows).double()
+        known = sums[index]
+        sums[index] = moment if known is None else known + moment
+
+    def listen(index: int) -> Any:
+        def hook(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            tokens = arguments[0]
+            if not tokens.requires_grad:
+                tokens = tokens.detach().requires_grad_()
+            tokens.register_hook(lambda gradient: add(index, gradient))
+            return (tokens, *arguments[1:])
+
+        return hook
+
+    with ExitStack() as states:
+        states.enter_context(host.observed())
+        for index, name in enumerate(names):
+            handle = model.get_submodule(name).register_forward_pre_hook(listen(index))
+            states.callback(handle.remove)
+        bar = states.enter_context(Bar("measure", len(batches), show=progress))
+        for images in batches:
+            with torch.inference_mode(False), torch.enable_grad():
+                output = predict(model, images.to(next(model.parameters()).device))
+                (probe(output, is_logits, generator) * output).sum().backward()
+            bar.advance()
+    count = sum(map(len, batches)) * layout.num_patches
+    result = []
+    for index, moment in enumerate(sums):
+        if moment is None or not torch.isfinite(moment).all():
+            reason = "no gradient arrives" if moment is None else "what is measured is not finite"
+            raise PmvitError(f"block {index}: {reason}: does the output depend on it, and is it finite?")
+        result.append(moment.cpu() / count)
+    return result
+
+
+def _few(batches: list[Tensor], count: int) -> list[Tensor]:
+    """The first images of batches."""
+    result = []
+    for images in batches:
+        result.append(images[:count])
+        count -= len(images)
+        if count <= 0:
+            break
+    return result
+
+
+@contextmanager
+def merging(
+    model: nn.Module, merges: Sequence[int], projections: Tensor, isolation: int, size_weight: float
+) -> Iterator[None]:
+    """Let tokens merge before the blocks of a model for a while."""
+    host = host_of(model)
+    names, layout = host.block_names(), host.layout
+    blocks = [model.get_submodule(name) for name in names]
+    wrappers = adaptive_blocks(
+        blocks,
+        merges,
+        projections,
+        layout.num_patches,
+        layout.num_prefix,
+        isolation=isolation,
+        size_weight=size_weight if host.takes_attention_bias else 0.0,
+        arguments_at_centres=host.arguments_at_centres,
+    )
+    try:
+        for index, wrapper in wrappers.items():
+            host.answer_like(wrapper, blocks[index])
+            model.set_submodule(names[index], wrapper)
+        yield
+    finally:
+        for index in wrappers:
+            model.set_submodule(names[index], blocks[index])
+
+
+def divergence(output: Tensor, original: Tensor, is_logits: bool) -> float:
+    """The mean divergence of predictions, in nats; of other outputs, half their squared distance."""
+    output, original = precise(output), precise(original)
+    if not is_logits:
+        return float((output - original).square().flatten(1).sum(1).mean() / 2)
+    log, expected = output.log_softmax(-1), original.log_softmax(-1)
+    return float((expected.exp() * (expected - log)).sum(-1).mean())
+
+
+@torch.no_grad()
+def _trials(
+    model: nn.Module, host: Host, projections: Tensor, batches: list[Tensor], config: MetricConfig, progress: bool
+) -> Iterator[Trial]:
+    """Merge before one block at a time."""
+    depth, num_patches = len(projections), host.layout.num_patches
+    is_logits, device = host.outputs().gives_logits, next(model.parameters()).device
+    images = sum(map(len, batches))
+    expected = [predict(model, batch.to(device)) for batch in batches]
+    counts = sorted({min(max(round(share * num_patches), 1), num_patches - 1) for share in SHARES})
+    with Bar("try merges", depth * len(counts), show=progress) as bar:
+        for block in range(depth):
+            for count in counts:
+                merges = [count if index == block else 0 for index in range(depth)]
+                with merging(model, merges, projections, config.isolation, config.size_weight):
+                    found = [
+                        divergence(predict(model, batch.to(device)), original, is_logits) * len(batch)
+                        for batch, original in zip(batches, expected, strict=True)
+                    ]
+                yield Trial(block, count, sum(found) / images)
+                bar.advance()

@@ -1,0 +1,136 @@
+"""Deployment passes for adaptive plans: between blocks travel groups and sizes, and what is not read is not computed.
+
+Blocks are rewritten as for fixed plans (see `optimize`). All tokens come back behind the last block, and only where
+somebody reads them: every step is undone in turn, each token gets its group's and what set it apart from it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pmvit.adaptive import AdaptiveBlock, MergeStep, places_after, take
+from pmvit.config import InferenceConfig
+from pmvit.hosts import Host
+from pmvit.runtime.blocks.arguments import arguments_of
+from pmvit.runtime.blocks.build import inference_block
+
+
+class Carried(NamedTuple):
+    """What goes from one stage to the next.
+
+    Attributes:
+        tokens: Prefix tokens and groups, (batch, tokens, width).
+        sizes: How many tokens each stands for, `None` before the first step.
+        bias: What sizes add to attention scores, (batch, 1, 1 or tokens, tokens).
+        undo: For every round so far, if all tokens are to come back: where each token went, and what set it apart.
+    """
+
+    tokens: Tensor
+    sizes: Tensor | None = None
+    bias: Tensor | None = None
+    undo: tuple[tuple[Tensor, Tensor], ...] = ()
+
+
+class AdaptiveStage(nn.Module):
+    """A step, if there is one, and a rewritten block.
+
+    Args:
+        step: What merges tokens before the block.
+        block: Takes tokens and what sizes add to attention scores.
+        size_weight: Part of the logarithm of sizes.
+        is_last: Give out tokens alone.
+        gives_all: All tokens come back in the end.
+        full_bias: Write what sizes add out for every query, which costs fused attention in eager PyTorch less.
+    """
+
+    def __init__(
+        self,
+        step: MergeStep | None,
+        block: nn.Module,
+        *,
+        size_weight: float,
+        is_last: bool,
+        gives_all: bool,
+        full_bias: bool,
+    ) -> None:
+        super().__init__()
+        self.step, self.block = step, block
+        self.size_weight, self.is_last, self.gives_all, self.full_bias = size_weight, is_last, gives_all, full_bias
+
+    def forward(self, given: Tensor | Carried, *positional: object, **arguments: object) -> Tensor | Carried:
+        tokens, sizes, bias, undo = given if isinstance(given, Carried) else Carried(given)
+        if self.step is not None:
+            tokens, sizes, bias, undo = self._merge(tokens, sizes, undo)
+        tokens = self.block(tokens, *positional, image_bias=bias, **arguments)
+        if not self.is_last:
+            return Carried(tokens, sizes, bias, undo)
+        for places, difference in reversed(undo):
+            tokens = take(tokens, places) + difference
+        return tokens
+
+    def _merge(self, tokens: Tensor, sizes: Tensor | None, undo: tuple[tuple[Tensor, Tensor], ...]) -> Carried:
+        step = self.step
+        if step is None:
+            raise TypeError("expected a stage with a step")
+        before = tokens
+        tokens, sizes, choices = step(tokens, sizes)
+        if self.gives_all:
+            prefix = torch.arange(step.num_prefix, device=tokens.device).expand(tokens.shape[0], -1)
+            places = None
+            for choice in choices:
+                after = torch.cat([prefix, places_after(choice) + step.num_prefix], dim=1)
+                places = after if places is None else after.gather(1, places)
+            if places is not None:
+                undo = (*undo, (places, before - take(tokens, places)))
+        if sizes is None or not self.size_weight:
+            return Carried(tokens, sizes, None, undo)
+        bias = sizes.log().mul(self.size_weight).transpose(1, 2)[:, None]
+        if self.full_bias:
+            bias = bias.expand(-1, -1, tokens.shape[1], -1).contiguous()
+        return Carried(tokens, sizes, bias, undo)
+
+
+def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig) -> bool:
+    """Rewrite a model with an adaptive plan; return whether that can be done: all its blocks are plain, in one run."""
+    spans, num_read, _ = host.reading()
+    if len(spans) > 1 or not config.rewrite:
+        return False
+    names, layout = spans[0], host.layout
+    blocks = {name: model.get_submodule(name) for name in names}
+    inside = {name: block.block if isinstance(block, AdaptiveBlock) else block for name, block in blocks.items()}
+    arguments = arguments_of(host)
+    plain = {name: host.plain_parts(inside[name], arguments[name].at_centres) for name in names}
+    steps = {name: block.step for name, block in blocks.items() if isinstance(block, AdaptiveBlock)}
+    for name, parts in plain.items():
+        if parts is None or (name in steps and (parts.rotary is not None or parts.bias is not None)):
+            return False
+    num_read = num_read if config.tokens == "head" else None
+    size_weight = next((block.size_weight for block in blocks.values() if isinstance(block, AdaptiveBlock)), 0.0)
+    count = layout.num_tokens
+    merged = False
+    for name in names:
+        step, parts = steps.get(name), plain[name]
+        if step is not None:
+            count -= sum(r for _, r in step.rounds)
+        is_last = name == names[-1]
+        num_outputs = num_read if is_last and num_read is not None and config.shortcut else count
+        merged = merged or step is not None
+        block = inference_block(
+            parts,
+            torch.arange(count),
+            num_outputs,
+            config.target,
+            inplace=config.target == "eager" and name != names[0],
+            given=arguments[name].given,
+        )
+        stage = AdaptiveStage(
+            step,
+            block,
+            size_weight=size_weight,
+            is_last=is_last,
+            gives_all=num_read is None,
+            full_bias=config.target == "eager",
+        )
+        model.set_submodule(name, stage)
+    return True

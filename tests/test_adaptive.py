@@ -1,0 +1,285 @@
+"""Adaptive plans: the step against its definition, and what a model with one must keep true."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pmvit
+from pmvit.adaptive import AdaptiveBlock, MergeStep, choose, merge_chosen, places_after, rounds
+from pmvit.config import MetricConfig
+from pmvit.errors import PmvitError
+from pmvit.measuring import TokenMetric
+from pmvit.measuring.flops import flops
+from pmvit.planning import AdaptivePlan
+from pmvit.planning.adaptive import adaptive_macs
+from tests.helpers import small_vit
+
+
+def metric_of(model: nn.Module, **options: Any) -> TokenMetric:
+    torch.manual_seed(0)
+    images = [torch.randn(4, 3, 64, 64)]
+    return pmvit.measure(model, images, method="adaptive", numbers=16, isolation=8, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return small_vit(img_size=64, depth=4)
+
+
+@pytest.fixture(scope="module")
+def metric(model: nn.Module) -> TokenMetric:
+    return metric_of(model)
+
+
+def merge_by_definition(tokens: Tensor, sizes: Tensor, choice: Any, image: int) -> tuple[Tensor, Tensor]:
+    """One image, one group after the other."""
+    members = [[int(token)] for token in (*choice.stays[image], *choice.others[image])]
+    for token, place in zip(choice.joins[image], choice.into[image], strict=True):
+        members[choice.stays.shape[1] + int(place)].append(int(token))
+    rows, counts = [], []
+    for group in members:
+        of_group, patches = tokens[image, group], sizes[image, group]
+        mean = (of_group * patches).sum(0) / patches.sum()
+        length = (of_group.norm(dim=-1, keepdim=True) * patches).sum() / patches.sum()
+        rows.append(mean * length / mean.norm())
+        counts.append(patches.sum())
+    return torch.stack(rows), torch.stack(counts)
+
+
+@given(st.integers(3, 24), st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_round_does_what_its_definition_says(count: int, data: st.DataObject) -> None:
+    r = data.draw(st.integers(1, count - count // 2))
+    isolation = data.draw(st.sampled_from([0, 3]))
+    generator = torch.Generator().manual_seed(count * 100 + r)
+    tokens = torch.randn(2, count, 5, generator=generator, dtype=torch.float64)
+    sizes = torch.randint(1, 5, (2, count, 1), generator=generator).double()
+    choice = choose(tokens, sizes, count, r, isolation)
+    merged, new_sizes = merge_chosen(tokens, sizes, choice)
+    for image in range(2):
+        everyone = torch.cat([choice.stays[image], choice.joins[image], choice.others[image]])
+        assert sorted(everyone.tolist()) == list(range(count))
+        expected, counts = merge_by_definition(tokens, sizes, choice, image)
+        assert torch.allclose(merged[image], expected, atol=1e-9)
+        assert torch.equal(new_sizes[image, :, 0], counts)
+        # The r cheapest of the pairs, each with the cheapest partner.
+        first, second = torch.cat([choice.joins[image], choice.stays[image]]), choice.others[image]
+        both = sizes[image, first] * sizes[image, second, 0] / (sizes[image, first] + sizes[image, second, 0])
+        costs = both * torch.cdist(tokens[image, first], tokens[image, second]).square()
+        cheapest = costs.min(1)
+        assert torch.equal(cheapest.indices[:r], choice.into[image])
+        assert cheapest.values[:r].max() <= cheapest.values[r:].min() if r < len(first) else True
+    assert torch.equal(new_sizes.sum(1), sizes.sum(1))
+    # Every token finds its group.
+    places = places_after(choice)
+    assert torch.equal(places.gather(1, choice.stays), torch.arange(choice.stays.shape[1]).expand(2, -1))
+    assert torch.equal(places.gather(1, choice.joins), choice.into + choice.stays.shape[1])
+
+
+def test_rounds_leave_a_token() -> None:
+    assert rounds(10, 5) == [(10, 5)]
+    assert rounds(10, 8) == [(10, 5), (5, 3)]
+    with pytest.raises(ValueError, match="leaves a token"):
+        rounds(4, 4)
+
+
+def test_tokens_that_are_alike_merge_without_loss() -> None:
+    model: Any = small_vit(img_size=64, depth=4)
+    with torch.no_grad():
+        model.pos_embed.zero_()
+    metric = metric_of(model, size_weight=1.0)
+    plan = AdaptivePlan((0, 9, 3, 0), metric)
+    small = pmvit.compress(model, plan)
+    images = torch.randn(2, 3, 1, 1).expand(-1, -1, 64, 64).contiguous()
+    with torch.inference_mode():
+        assert torch.allclose(small(images), model(images), atol=1e-5)
+
+
+def test_the_order_of_tokens_does_not_matter(model: Any, metric: TokenMetric) -> None:
+    small: Any = pmvit.compress(model, AdaptivePlan((0, 5, 3, 0), metric))
+    images = torch.randn(3, 3, 64, 64)
+    shuffled = torch.cat([torch.zeros(1, dtype=torch.long), torch.randperm(16) + 1])
+    with torch.inference_mode():
+        expected = small(images)
+        small.blocks[1].register_forward_pre_hook(lambda _, arguments: (arguments[0][:, shuffled],))
+        assert torch.allclose(small(images), expected, atol=1e-5)
+
+
+def test_blocks_run_on_as_many_tokens_as_planned(model: Any, metric: TokenMetric) -> None:
+    plan = AdaptivePlan((0, 5, 0, 9), metric)
+    small: Any = pmvit.compress(model, plan)
+    seen: list[int] = []
+    for block in small.blocks:
+        inside = block.block if isinstance(block, AdaptiveBlock) else block
+        inside.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape[1]))
+    with torch.inference_mode():
+        out = small.forward_features(torch.randn(2, 3, 64, 64))
+    assert seen == [1 + count for count in plan.tokens] == [17, 12, 12, 3]
+    assert out.shape[1] == 17  # every token has its place again
+    assert not isinstance(small.blocks[0], AdaptiveBlock)
+    assert flops(small).macs == pytest.approx(adaptive_macs(metric, plan.merges), rel=1e-9)
+
+
+def test_groups_receive_one_update(model: Any, metric: TokenMetric) -> None:
+    """What sets tokens of a group apart stays as it was."""
+    small: Any = pmvit.compress(model, AdaptivePlan((0, 8, 0, 0), metric))
+    inputs: list[Tensor] = []
+    small.blocks[1].register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    with torch.inference_mode():
+        outputs = small.forward_intermediates(torch.randn(2, 3, 64, 64), output_fmt="NLC", intermediates_only=True)
+    updates = outputs[-1] - inputs[0][:, 1:]
+    different = {tuple(row.round(decimals=4).tolist()) for row in updates[0]}
+    assert len(different) == 8
+
+
+def test_threads_do_not_see_each_others_groups(model: Any, metric: TokenMetric) -> None:
+    small = pmvit.compress(model, AdaptivePlan((0, 5, 3, 0), metric))
+    images = torch.randn(8, 4, 3, 64, 64)
+    with torch.inference_mode():
+        expected = [small(batch) for batch in images]
+    found: dict[int, Tensor] = {}
+
+    def run(number: int) -> None:
+        with torch.inference_mode():
+            for _ in range(5):
+                found[number] = small(images[number])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(images))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[number], expected[number]) for number in range(len(images)))
+
+
+def test_gradients_pass_through_merges_and_checkpointing_is_refused(model: Any, metric: TokenMetric) -> None:
+    small: Any = pmvit.compress(model, AdaptivePlan((4, 4, 0, 0), metric)).train()
+    images = torch.randn(2, 3, 64, 64)
+    small(images).sum().backward()
+    assert all(parameter.grad is not None and torch.isfinite(parameter.grad).all() for parameter in small.parameters())
+    small.set_grad_checkpointing(True)
+    with pytest.raises(RuntimeError, match="set_grad_checkpointing"):
+        small(images).sum().backward()
+
+
+def test_decompress_gives_the_very_same_objects(model: Any, metric: TokenMetric) -> None:
+    again: Any = small_vit(img_size=64, depth=4)
+    before = list(again.blocks)
+    pmvit.compress(again, AdaptivePlan((0, 5, 3, 0), metric), inplace=True)
+    assert pmvit.decompress(again) is again
+    assert all(block is other for block, other in zip(again.blocks, before, strict=True))
+
+
+@pytest.mark.parametrize("target", ["eager", "onnx", "openvino"])
+@pytest.mark.parametrize("tokens", ["head", "all"])
+def test_passes_are_exact(model: Any, metric: TokenMetric, target: Any, tokens: Any) -> None:
+    small: Any = pmvit.compress(model, AdaptivePlan((0, 5, 3, 1), metric))
+    fast: Any = pmvit.optimize_for_inference(small, target=target, tokens=tokens)
+    images = torch.randn(3, 3, 64, 64)
+    with torch.inference_mode():
+        assert torch.allclose(fast(images), small(images), atol=1e-5)
+        if tokens == "all":
+            assert torch.allclose(fast.forward_features(images), small.forward_features(images), atol=1e-4)
+
+
+def test_graphs_are_whole(model: Any, metric: TokenMetric) -> None:
+    small = pmvit.compress(model, AdaptivePlan((0, 5, 3, 0), metric)).eval()
+    images = torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        expected = small(images)
+        compiled = torch.compile(small, fullgraph=True, backend="eager")
+        assert torch.allclose(compiled(images), expected, atol=1e-5)
+        exported = torch.export.export(small, (images,)).module()
+        assert torch.allclose(exported(images), expected, atol=1e-5)
+        assert torch.allclose(torch.jit.trace(small, images)(images), expected, atol=1e-5)
+
+
+def test_saved_models_come_back_and_take_other_budgets(model: Any, metric: TokenMetric, tmp_path: Path) -> None:
+    plan = pmvit.plan(metric, keep=0.7)
+    small = pmvit.compress(model, plan)
+    images = torch.randn(2, 3, 64, 64)
+    for target in (tmp_path / "folder", tmp_path / "file.safetensors"):
+        pmvit.save(small, target)
+        again = pmvit.load(target)
+        with torch.inference_mode():
+            assert torch.equal(again(images), small(images))
+        faster = pmvit.load(target, keep=0.5)
+        with torch.inference_mode():
+            assert torch.equal(faster(images), pmvit.compress(model, plan.at(keep=0.5))(images))
+
+
+def test_metrics_and_plans_are_files(metric: TokenMetric, tmp_path: Path) -> None:
+    metric.save(tmp_path / "metric.safetensors")
+    again = TokenMetric.load(tmp_path / "metric.safetensors")
+    assert torch.equal(again.projections, metric.projections)
+    assert (again.trials, again.cost, again.config) == (metric.trials, metric.cost, metric.config)
+    plan = pmvit.plan(again, flops_share=0.7)
+    plan.save(tmp_path / "plan.safetensors")
+    assert AdaptivePlan.load(tmp_path / "plan.safetensors").merges == plan.merges
+    assert str(plan.merges[1] or "-") in str(plan)
+
+
+@pytest.mark.parametrize("budget", [{"keep": 0.6}, {"flops_share": 0.7}, {"keep": 0.3}])
+@pytest.mark.parametrize("multiple_of", [1, 4])
+def test_budgets_are_kept(metric: TokenMetric, budget: dict[str, float], multiple_of: int) -> None:
+    plan = pmvit.plan(metric, multiple_of=multiple_of, **budget)  # type: ignore[arg-type]
+    if "keep" in budget:
+        assert budget["keep"] - 0.15 < plan.keep <= budget["keep"]
+    else:
+        assert adaptive_macs(metric, plan.merges) <= budget["flops_share"] * metric.cost.macs
+    changed = [tokens + 1 for tokens, r in zip(plan.tokens, plan.merges, strict=True) if r]
+    assert all(tokens % multiple_of == 0 for tokens in changed)
+
+
+def test_what_does_not_fit_is_one_line(model: Any, metric: TokenMetric) -> None:
+    other = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=4, embed_dim=96, num_heads=3, num_classes=10)
+    with pytest.raises(PmvitError, match="numbers"):
+        pmvit.compress(other, AdaptivePlan((0, 5, 3, 0), metric))
+    deeper = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=5, embed_dim=48, num_heads=3, num_classes=10)
+    with pytest.raises(PmvitError, match="5 blocks"):
+        pmvit.compress(deeper, AdaptivePlan((0, 5, 3, 0), metric))
+    with pytest.raises(PmvitError, match="leaves a token"):
+        AdaptivePlan((0, 8, 8, 0), metric)
+    with pytest.raises(PmvitError, match="one number for each"):
+        AdaptivePlan((0, 8), metric)
+    with pytest.raises(PmvitError, match="budget of at least"):
+        pmvit.plan(metric, keep=0.01)
+    with pytest.raises(PmvitError, match="makes plans from merge costs"):
+        pmvit.plan(metric, keep=0.5, method="measured")
+    broken = metric.projections.clone()
+    broken[0, 0, 0] = torch.nan
+    with pytest.raises(PmvitError, match="finite projections"):
+        TokenMetric.from_json(metric.to_json(), broken)
+
+
+def test_the_metric_is_the_second_moment_of_gradients(model: Any) -> None:
+    from pmvit.measuring.cost_run import probe
+
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 64, 64)
+    metric = pmvit.measure(model, [images], method="adaptive", numbers=48, isolation=8, progress=False)
+    tokens: list[Tensor] = []
+    handle = model.blocks[2].register_forward_pre_hook(lambda _, arguments: tokens.append(arguments[0]))
+    logits = model(images)
+    handle.remove()
+    direction = probe(logits, True, torch.Generator().manual_seed(MetricConfig.seed))
+    gradient = torch.autograd.grad((direction * logits).sum(), tokens[0])[0][:, 1:].flatten(0, 1)
+    moment = gradient.T @ gradient / len(gradient)
+    root = metric.projections[2]
+    assert torch.allclose(root @ root.T, moment, atol=1e-5 * float(moment.norm()))
+
+
+def test_steps_that_merge_in_rounds_are_steps(metric: TokenMetric) -> None:
+    step = MergeStep(metric.projections[1], 16, 12, 1, 8)
+    tokens, sizes, choices = step(torch.randn(2, 17, 48), None)
+    assert tokens.shape == (2, 5, 48)
+    assert len(choices) == 2
+    assert sizes is not None
+    assert sizes[:, 1:].sum(1).flatten().tolist() == [16, 16]
