@@ -45,35 +45,28 @@ class Choice(NamedTuple):
     others: Tensor
 
 
-class Merged(NamedTuple):
-    """Tokens after some steps.
-
-    Attributes:
-        tokens: Prefix tokens and groups of patch tokens, (batch, tokens, width).
-        sizes: How many tokens each stands for, (batch, tokens, 1); `None` if each for itself.
-    """
-
-    tokens: Tensor
-    sizes: Tensor | None
-
-
 def take(values: Tensor, places: Tensor) -> Tensor:
     """Rows of (batch, tokens, width) values at (batch, count) places, for each image its own."""
     batch, count, width = values.shape
+    if not is_recorded(values) and batch == 1:
+        return values[0].index_select(0, places[0])[None]
     first = torch.arange(batch, device=places.device)[:, None] * count
     return values.reshape(-1, width).index_select(0, (places + first).flatten()).view(batch, -1, width)
 
 
 def pair_costs(points: Tensor, others: Tensor, sizes: Tensor | None, other_sizes: Tensor | None) -> Tensor:
     """`4 c(a, b)` of all pairs, from `P^T x` and sizes, (batch, tokens, 1); without sizes every token is one patch."""
-    squares, other_squares = (each.square().sum(-1, keepdim=True) for each in (points, others))
+    squares = points.square().sum(-1, keepdim=True)
+    other_squares = squares if others is points else others.square().sum(-1, keepdim=True)
     distances = torch.baddbmm(squares + other_squares.transpose(1, 2), points, others.transpose(1, 2), alpha=-2)
     if sizes is None or other_sizes is None:
         return distances
-    return distances * (2 / (1 / sizes + (1 / other_sizes).transpose(1, 2)))  # 2 s_a s_b / (s_a + s_b)
+    shares = sizes.reciprocal()
+    other_shares = shares if other_sizes is sizes else other_sizes.reciprocal()
+    return 2 * distances / (shares + other_shares.transpose(1, 2))  # 2 s_a s_b / (s_a + s_b) of the distance
 
 
-def choose(points: Tensor, sizes: Tensor | None, count: int, r: int, isolation: int) -> Choice:
+def choose(points: Tensor, sizes: Tensor | None, count: int, r: int, isolation: int, never: Tensor) -> Choice:
     """Find r of `count` patch tokens to merge.
 
     Args:
@@ -83,37 +76,55 @@ def choose(points: Tensor, sizes: Tensor | None, count: int, r: int, isolation: 
         r: How many merge, at most half of them.
         isolation: Tokens go into A and B in turn: in the order of what merging each costs at least, so that tokens
             that are alike are in different sets, by so many of the numbers; or, with 0, as they stand.
+        never: What merging tokens with themselves costs: (count, count), infinite on its diagonal and 0 beside it.
     """
-    ranks = torch.arange(count, device=points.device).expand(points.shape[0], -1)
     if isolation:
         few = points[..., :isolation]
-        never = torch.full((count,), torch.inf, device=points.device).diag()
-        ranks = (pair_costs(few, few, sizes, sizes) + never).amin(-1).topk(count, largest=False).indices
-    first, second = ranks[:, ::2], ranks[:, 1::2]
-    of_sets = [None if sizes is None else take(sizes, places) for places in (first, second)]
-    cheapest, into = pair_costs(take(points, first), take(points, second), *of_sets).min(-1)
-    by_cost = cheapest.topk(count - count // 2, largest=False).indices
-    ranked = first.gather(1, by_cost)
-    return Choice(ranked[:, r:], ranked[:, :r], into.gather(1, by_cost[:, :r]), second)
-
-
-def merge_chosen(patches: Tensor, sizes: Tensor | None, choice: Choice, stretch: bool = True) -> tuple[Tensor, Tensor]:
-    """The patch tokens after a round, those of A that stay before those of B, and how many patches each stands for."""
-    lengths = patches.norm(dim=-1, keepdim=True)
-    if sizes is None:
-        sums = torch.cat([patches, torch.ones_like(lengths), lengths], dim=-1)
+        order = (pair_costs(few, few, sizes, sizes) + never).amin(-1).topk(count, largest=False).indices
+        points, sizes = take(points, order), None if sizes is None else take(sizes, order)
     else:
-        sums = torch.cat([patches, torch.ones_like(lengths), lengths], dim=-1) * sizes
-    stays, joins, others = (take(sums, places) for places in (choice.stays, choice.joins, choice.others))
-    numbers = torch.arange(choice.others.shape[1], device=patches.device)[:, None]
-    joined = (choice.into[:, None] == numbers).to(patches.dtype)  # (batch, |B|, r): a one for who joins whom
-    total, size, length = torch.cat([stays, torch.baddbmm(others, joined, joins)], dim=1).split(
-        [patches.shape[-1], 1, 1], dim=-1
-    )
-    mean = total / size
-    if not stretch:
-        return mean, size
-    return mean * (length / size / mean.norm(dim=-1, keepdim=True).clamp_min(1e-12)), size
+        order = torch.arange(count, device=points.device).expand(points.shape[0], -1)
+    sets = (None, None) if sizes is None else (sizes[:, ::2], sizes[:, 1::2])
+    cheapest, into = pair_costs(points[:, ::2], points[:, 1::2], *sets).min(-1)
+    by_cost = cheapest.topk(count - count // 2, largest=False).indices
+    ranked = order[:, ::2].gather(1, by_cost)
+    return Choice(ranked[:, r:], ranked[:, :r], into.gather(1, by_cost[:, :r]), order[:, 1::2])
+
+
+def merge_chosen(
+    tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefix: int, numbers: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Tokens after a round: prefix tokens, those of A that stay, those of B; and how many patches each stands for.
+
+    A group is the mean of its members by their sizes, times what makes it as long as they are: with `t` the sum of
+    `s x`, it is `t / |t|` times the sum of `s |x|` over the sum of `s`.
+
+    Args:
+        tokens: (batch, prefix and patch tokens, width).
+        sizes: How many patches each stands for, (batch, tokens, 1); `None` if each for one.
+        choice: What merges.
+        num_prefix: Of prefix tokens.
+        numbers: 0, 1, ... for each of B, (|B|, 1).
+    """
+    sums = []
+    for places in (choice.joins + num_prefix, choice.others + num_prefix):
+        members = take(tokens, places)
+        lengths = members.norm(dim=-1, keepdim=True)
+        if sizes is None:
+            sums.append(torch.cat([members, torch.ones_like(lengths), lengths], dim=-1))
+        else:
+            of_members = take(sizes, places)
+            sums.append(torch.cat([members * of_members, of_members, lengths * of_members], dim=-1))
+    joined = (choice.into[:, None] == numbers).to(tokens.dtype)  # (batch, |B|, r): a one for who joins whom
+    total, size, length = torch.baddbmm(sums[1], joined, sums[0]).split([tokens.shape[-1], 1, 1], dim=-1)
+    groups = total * (length / (size * total.norm(dim=-1, keepdim=True)).clamp_min(1e-12))
+    stays = choice.stays + num_prefix
+    if sizes is None:
+        before = tokens.new_ones(tokens.shape[0], num_prefix + choice.stays.shape[1], 1)
+        sizes = torch.cat([before, size], dim=1)
+    else:
+        sizes = torch.cat([sizes[:, :num_prefix], take(sizes, stays), size], dim=1)
+    return torch.cat([tokens[:, :num_prefix], take(tokens, stays), groups], dim=1), sizes
 
 
 def places_after(choice: Choice) -> Tensor:
@@ -128,13 +139,46 @@ def places_after(choice: Choice) -> Tensor:
     return after.gather(1, before.topk(before.shape[1], largest=False).indices)  # undoes the order
 
 
+class MergeRound(nn.Module):
+    """Merges r of the patch tokens, at most half of them.
+
+    Args:
+        count: Of patch tokens before it.
+        merges: r.
+        num_prefix: Tokens before the patch tokens, which never merge.
+        isolation: As in `choose`.
+    """
+
+    never: Tensor
+    numbers: Tensor
+
+    def __init__(self, count: int, merges: int, num_prefix: int, isolation: int) -> None:
+        super().__init__()
+        self.count, self.merges, self.num_prefix, self.isolation = count, merges, num_prefix, isolation
+        self.register_buffer(
+            "never", torch.full((count,), torch.inf).diag().nan_to_num(0.0, torch.inf), persistent=False
+        )
+        self.register_buffer("numbers", torch.arange(count // 2)[:, None], persistent=False)
+
+    def extra_repr(self) -> str:
+        return f"{self.count} -> {self.count - self.merges} patch tokens"
+
+    def forward(self, tokens: Tensor, sizes: Tensor | None, projection: Tensor) -> tuple[Tensor, Tensor, Choice]:
+        with torch.no_grad():
+            points = torch.matmul(tokens.to(projection.dtype), projection)[:, self.num_prefix :]
+            of_patches = None if sizes is None else sizes[:, self.num_prefix :].to(projection.dtype)
+            choice = choose(points, of_patches, self.count, self.merges, self.isolation, self.never)
+        merged, new_sizes = merge_chosen(tokens, sizes, choice, self.num_prefix, self.numbers)
+        return merged, new_sizes, choice
+
+
 class MergeStep(nn.Module):
-    """Merges r of the patch tokens that enter a block, in as many rounds as it takes: one merges half of them at most.
+    """Merges tokens that enter a block, in as many rounds as it takes: one merges half of them at most.
 
     Args:
         projection: `P`, (width, numbers).
         count: Of patch tokens before it.
-        merges: r.
+        merges: How many merge.
         num_prefix: Tokens before the patch tokens, which never merge.
         isolation: As in `choose`.
     """
@@ -143,27 +187,17 @@ class MergeStep(nn.Module):
 
     def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int, isolation: int) -> None:
         super().__init__()
-        self.num_prefix, self.isolation = num_prefix, isolation
-        self.rounds = tuple(rounds(count, merges))
+        self.num_prefix, self.merges = num_prefix, merges
+        self.rounds = nn.ModuleList(MergeRound(left, r, num_prefix, isolation) for left, r in rounds(count, merges))
         self.register_buffer("projection", projection, persistent=False)
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{count} -> {count - r} patch tokens" for count, r in self.rounds)
 
     def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor | None, list[Choice]]:
         """Tokens and sizes after the step, those of prefix tokens included, and what each round chose."""
-        prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
-        of_prefix = torch.ones_like(prefix[..., :1])
-        sizes = None if sizes is None else sizes[:, self.num_prefix :]
         choices = []
-        for count, r in self.rounds:
-            with torch.no_grad():
-                points = patches.to(self.projection.dtype) @ self.projection
-                precise = None if sizes is None else sizes.to(self.projection.dtype)
-                choices.append(choose(points, precise, count, r, self.isolation))
-            patches, sizes = merge_chosen(patches, sizes, choices[-1])
-        sizes = None if sizes is None else torch.cat([of_prefix, sizes], dim=1)
-        return torch.cat([prefix, patches], dim=1), sizes, choices
+        for part in self.rounds:
+            tokens, sizes, choice = part(tokens, sizes, self.projection)
+            choices.append(choice)
+        return tokens, sizes, choices
 
 
 def rounds(count: int, merges: int) -> list[tuple[int, int]]:
@@ -183,8 +217,8 @@ class Flow(NamedTuple):
 
     Attributes:
         tokens: All tokens, as the last block gave them out.
-        merged: What it made of the groups, and their sizes.
-        sizes: As in `Merged`.
+        merged: What it made of the groups.
+        sizes: How many tokens each of `merged` stands for, (batch, groups, 1); `None` if each for itself.
         groups: The place in `merged` of each token, (batch, all tokens).
         centres: The token that stands for each group where the host needs a position, (batch, groups).
     """

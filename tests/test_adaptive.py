@@ -18,7 +18,6 @@ from pmvit.errors import PmvitError
 from pmvit.measuring import TokenMetric
 from pmvit.measuring.flops import flops
 from pmvit.planning import AdaptivePlan
-from pmvit.planning.adaptive import adaptive_macs
 from tests.helpers import small_vit
 
 
@@ -61,8 +60,9 @@ def test_a_round_does_what_its_definition_says(count: int, data: st.DataObject) 
     generator = torch.Generator().manual_seed(count * 100 + r)
     tokens = torch.randn(2, count, 5, generator=generator, dtype=torch.float64)
     sizes = torch.randint(1, 5, (2, count, 1), generator=generator).double()
-    choice = choose(tokens, sizes, count, r, isolation)
-    merged, new_sizes = merge_chosen(tokens, sizes, choice)
+    never = torch.full((count,), torch.inf, dtype=torch.float64).diag().nan_to_num(0.0, torch.inf)
+    choice = choose(tokens, sizes, count, r, isolation, never)
+    merged, new_sizes = merge_chosen(tokens, sizes, choice, 0, torch.arange(count // 2)[:, None])
     for image in range(2):
         everyone = torch.cat([choice.stays[image], choice.joins[image], choice.others[image]])
         assert sorted(everyone.tolist()) == list(range(count))
@@ -102,14 +102,15 @@ def test_tokens_that_are_alike_merge_without_loss() -> None:
         assert torch.allclose(small(images), model(images), atol=1e-5)
 
 
-def test_the_order_of_tokens_does_not_matter(model: Any, metric: TokenMetric) -> None:
-    small: Any = pmvit.compress(model, AdaptivePlan((0, 5, 3, 0), metric))
-    images = torch.randn(3, 3, 64, 64)
-    shuffled = torch.cat([torch.zeros(1, dtype=torch.long), torch.randperm(16) + 1])
+def test_an_image_chooses_for_itself(model: Any, metric: TokenMetric) -> None:
+    small = pmvit.compress(model, AdaptivePlan((0, 5, 3, 0), metric))
+    images = torch.randn(5, 3, 64, 64)
     with torch.inference_mode():
-        expected = small(images)
-        small.blocks[1].register_forward_pre_hook(lambda _, arguments: (arguments[0][:, shuffled],))
-        assert torch.allclose(small(images), expected, atol=1e-5)
+        together = small(images)
+        alone = torch.cat([small(image[None]) for image in images])
+        reversed_order = small(images.flip(0)).flip(0)
+    assert torch.allclose(alone, together, atol=1e-5)
+    assert torch.allclose(reversed_order, together, atol=1e-5)
 
 
 def test_blocks_run_on_as_many_tokens_as_planned(model: Any, metric: TokenMetric) -> None:
@@ -124,7 +125,7 @@ def test_blocks_run_on_as_many_tokens_as_planned(model: Any, metric: TokenMetric
     assert seen == [1 + count for count in plan.tokens] == [17, 12, 12, 3]
     assert out.shape[1] == 17  # every token has its place again
     assert not isinstance(small.blocks[0], AdaptiveBlock)
-    assert flops(small).macs == pytest.approx(adaptive_macs(metric, plan.merges), rel=1e-9)
+    assert flops(small).macs == pytest.approx(metric.macs(plan.merges), rel=1e-9)
 
 
 def test_groups_receive_one_update(model: Any, metric: TokenMetric) -> None:
@@ -177,7 +178,7 @@ def test_decompress_gives_the_very_same_objects(model: Any, metric: TokenMetric)
     assert all(block is other for block, other in zip(again.blocks, before, strict=True))
 
 
-@pytest.mark.parametrize("target", ["eager", "onnx", "openvino"])
+@pytest.mark.parametrize("target", ["eager", "graph", "onnx"])
 @pytest.mark.parametrize("tokens", ["head", "all"])
 def test_passes_are_exact(model: Any, metric: TokenMetric, target: Any, tokens: Any) -> None:
     small: Any = pmvit.compress(model, AdaptivePlan((0, 5, 3, 1), metric))
@@ -219,7 +220,7 @@ def test_metrics_and_plans_are_files(metric: TokenMetric, tmp_path: Path) -> Non
     metric.save(tmp_path / "metric.safetensors")
     again = TokenMetric.load(tmp_path / "metric.safetensors")
     assert torch.equal(again.projections, metric.projections)
-    assert (again.trials, again.cost, again.config) == (metric.trials, metric.cost, metric.config)
+    assert (again.schedules, again.cost, again.config) == (metric.schedules, metric.cost, metric.config)
     plan = pmvit.plan(again, flops_share=0.7)
     plan.save(tmp_path / "plan.safetensors")
     assert AdaptivePlan.load(tmp_path / "plan.safetensors").merges == plan.merges
@@ -233,7 +234,7 @@ def test_budgets_are_kept(metric: TokenMetric, budget: dict[str, float], multipl
     if "keep" in budget:
         assert budget["keep"] - 0.15 < plan.keep <= budget["keep"]
     else:
-        assert adaptive_macs(metric, plan.merges) <= budget["flops_share"] * metric.cost.macs
+        assert metric.macs(plan.merges) <= budget["flops_share"] * metric.cost.macs
     changed = [tokens + 1 for tokens, r in zip(plan.tokens, plan.merges, strict=True) if r]
     assert all(tokens % multiple_of == 0 for tokens in changed)
 
@@ -249,7 +250,7 @@ def test_what_does_not_fit_is_one_line(model: Any, metric: TokenMetric) -> None:
         AdaptivePlan((0, 8, 8, 0), metric)
     with pytest.raises(PmvitError, match="one number for each"):
         AdaptivePlan((0, 8), metric)
-    with pytest.raises(PmvitError, match="budget of at least"):
+    with pytest.raises(PmvitError, match="leaves a token"):
         pmvit.plan(metric, keep=0.01)
     with pytest.raises(PmvitError, match="makes plans from merge costs"):
         pmvit.plan(metric, keep=0.5, method="measured")

@@ -124,15 +124,15 @@ class MetricConfig:
             with 0, tokens are split as they stand.
         size_weight: Part of the logarithm of a token's size that is added to its attention scores. Tokens that merge
             are alike, and count for a little less than their sum.
-        trial_images: Images on which merges before each block are tried out.
+        trial_images: Images on which it is tried out before which blocks tokens merge best.
         seed: Of everything random.
     """
 
     limit: int = 512
     numbers: int = 64
-    isolation: int = 16
+    isolation: int = 32
     size_weight: float = 0.85
-    trial_images: int = 64
+    trial_images: int = 128
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -4,8 +4,7 @@ The gradient `g` of the output (of a random direction of it, see `probe`) at eve
 the second moment `F_l = mean of g g^T`. To second order, changing a token by `d` changes the output by `d^T F_l d / 2`
 nats. The largest eigenvectors of `F_l`, times the square root of their eigenvalue, are the columns of `P_l`.
 
-What merging really costs before each block is then tried out on a few images: the divergence of the output when r
-tokens merge before one block and nowhere else. Plans are made from these trials.
+Before which blocks it is best to merge is then tried out on some of the images (see `schedules`).
 """
 
 import json
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,28 +29,14 @@ from pmvit.hosts.outputs import predict
 from pmvit.measuring.cost_run import first_images, probe
 from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
 from pmvit.measuring.listener import precise
+from pmvit.measuring.schedules import SHARES, Schedule, Tokens, adaptive_macs, search
 from pmvit.progress import Bar
 from pmvit.tensors import read_tensors, read_texts, write_tensors
 from pmvit.wrapping import compression_of, fingerprint
 
 FORMAT, VERSION = "pmvit-metric", 1
 HEADER, PROJECTIONS = "metric", "projections"  # in the file
-FIELDS = ("trials", "grid", "num_prefix", "cost", "config", "images", "model", "data", "skip")
-SHARES = (0.08, 0.2, 0.4, 0.65)  # of the patch tokens that merge in trials
-
-
-class Trial(NamedTuple):
-    """What merging did to the output.
-
-    Attributes:
-        block: Before which tokens merged.
-        merges: How many.
-        divergence: Of the output from the original's, in nats; of other outputs than logits, half the squared distance.
-    """
-
-    block: int
-    merges: int
-    divergence: float
+FIELDS = ("schedules", "grid", "num_prefix", "cost", "config", "images", "model", "data", "skip")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +45,7 @@ class TokenMetric:
 
     Attributes:
         projections: `P_l` of each block, (blocks, width, numbers).
-        trials: What merging before each block did.
+        schedules: How many tokens merge best before each block, for some budgets.
         grid: Rows and columns of the patch grid.
         num_prefix: Tokens before the patch tokens; they never merge.
         cost: What each block of the model costs.
@@ -72,7 +57,7 @@ class TokenMetric:
     """
 
     projections: Tensor
-    trials: tuple[Trial, ...]
+    schedules: tuple[Schedule, ...]
     grid: tuple[int, int]
     num_prefix: int
     cost: ModelCost
@@ -92,6 +77,15 @@ class TokenMetric:
         """Patch tokens of an image."""
         return self.grid[0] * self.grid[1]
 
+    @property
+    def tokens(self) -> Tokens:
+        """What multiply-accumulates are counted by."""
+        return Tokens(self.num_patches, self.num_prefix, self.projections.shape[-1], self.config.isolation)
+
+    def macs(self, merges: Sequence[int]) -> float:
+        """Multiply-accumulates of the model with so many merges before each block: what `flops` will count on it."""
+        return adaptive_macs(self.cost, self.tokens, merges)
+
     def to_json(self) -> str:
         """All but the projections."""
         data = {name: getattr(self, name) for name in FIELDS}
@@ -110,14 +104,17 @@ class TokenMetric:
         try:
             height, width = (int(side) for side in document["grid"])
             cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
-            trials = tuple(Trial(int(block), int(r), float(found)) for block, r, found in document["trials"])
+            schedules = tuple(
+                Schedule(float(share), tuple(int(r) for r in merges), float(found))
+                for share, merges, found in document["schedules"]
+            )
             skip = tuple(int(index) for index in document["skip"])
             prefix, images = int(document["num_prefix"]), int(document["images"])
         except (TypeError, ValueError, KeyError) as error:
             raise PmvitError(f"{where}: the metric is malformed ({error}): measure the model again") from None
         metric = TokenMetric(
             projections=projections,
-            trials=trials,
+            schedules=schedules,
             grid=(height, width),
             num_prefix=prefix,
             cost=cost,
@@ -165,12 +162,15 @@ def _check(metric: TokenMetric, where: str) -> None:
         raise PmvitError(f"{where}: expected finite projections, got others: measure the model again")
     if metric.num_patches < 2 or metric.num_prefix < 0:
         raise PmvitError(f"{where}: expected a grid of several patches, got {metric.grid}: measure the model again")
-    for block in range(metric.depth):
-        found = [trial for trial in metric.trials if trial.block == block]
-        if len(found) < 2 or not all(0 < trial.merges < metric.num_patches for trial in found):
-            raise PmvitError(f"{where}: block {block}: expected two trials or more that leave tokens, got {found}")
-        if not all(math.isfinite(trial.divergence) and trial.divergence >= 0 for trial in found):
-            raise PmvitError(f"{where}: block {block}: expected finite trials, got {found}: measure the model again")
+    if not metric.schedules:
+        raise PmvitError(f"{where}: expected schedules of merges, got none: measure the model again")
+    for share, merges, found in metric.schedules:
+        fits = len(merges) == metric.depth and min(merges) >= 0 and 0 < sum(merges) < metric.num_patches
+        if not fits or not (0 < share < 1 and math.isfinite(found)):
+            raise PmvitError(
+                f"{where}: expected merges before {metric.depth} blocks that leave one of {metric.num_patches} tokens, "
+                f"got {merges}: measure the model again"
+            )
 
 
 def measure_metric(
@@ -205,13 +205,14 @@ def measure_metric(
         states.enter_context(frozen_parameters(model))
         moments = _second_moments(model, host, batches, config, progress)
         projections = torch.stack([square_root(moment, config.numbers) for moment in moments])
-        trials = _trials(model, host, projections, _few(batches, config.trial_images), config, progress)
+        cost = model_cost(model)
+        schedules = _schedules(model, host, projections, _few(batches, config.trial_images), cost, config, progress)
     return TokenMetric(
         projections=projections,
-        trials=tuple(trials),
+        schedules=schedules,
         grid=layout.grid,
         num_prefix=layout.num_prefix,
-        cost=model_cost(model),
+        cost=cost,
         config=config,
         images=sum(map(len, batches)),
         model=fingerprint(model),
@@ -322,23 +323,33 @@ def divergence(output: Tensor, original: Tensor, is_logits: bool) -> float:
 
 
 @torch.no_grad()
-def _trials(
-    model: nn.Module, host: Host, projections: Tensor, batches: list[Tensor], config: MetricConfig, progress: bool
-) -> Iterator[Trial]:
-    """Merge before one block at a time."""
-    depth, num_patches = len(projections), host.layout.num_patches
+def _schedules(
+    model: nn.Module,
+    host: Host,
+    projections: Tensor,
+    batches: list[Tensor],
+    cost: ModelCost,
+    config: MetricConfig,
+    progress: bool,
+) -> tuple[Schedule, ...]:
+    """Search for schedules by what they do to the output for these images."""
     is_logits, device = host.outputs().gives_logits, next(model.parameters()).device
-    images = sum(map(len, batches))
     expected = [predict(model, batch.to(device)) for batch in batches]
-    counts = sorted({min(max(round(share * num_patches), 1), num_patches - 1) for share in SHARES})
-    with Bar("try merges", depth * len(counts), show=progress) as bar:
-        for block in range(depth):
-            for count in counts:
-                merges = [count if index == block else 0 for index in range(depth)]
-                with merging(model, merges, projections, config.isolation, config.size_weight):
-                    found = [
-                        divergence(predict(model, batch.to(device)), original, is_logits) * len(batch)
-                        for batch, original in zip(batches, expected, strict=True)
-                    ]
-                yield Trial(block, count, sum(found) / images)
-                bar.advance()
+
+    def tried(merges: tuple[int, ...]) -> float:
+        with merging(model, merges, projections, config.isolation, config.size_weight):
+            found = [
+                divergence(predict(model, batch.to(device)), original, is_logits) * len(batch)
+                for batch, original in zip(batches, expected, strict=True)
+            ]
+        return sum(found) / sum(map(len, batches))
+
+    layout = host.layout
+    tokens = Tokens(layout.num_patches, layout.num_prefix, projections.shape[-1], config.isolation)
+    with Bar("try schedules", len(SHARES), show=progress) as bar:
+        found = tuple(search(cost, tokens, tried, bar.advance))
+    if not found or not all(math.isfinite(schedule.divergence) for schedule in found):
+        raise PmvitError(
+            f"expected a model of several blocks on several patches, with finite outputs; got {layout.num_patches} patches"
+        )
+    return found

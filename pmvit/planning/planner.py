@@ -163,8 +163,8 @@ def _check_method(measured: Measured, config: PlanConfig) -> None:
         raise PmvitError(f'method="{config.method}" makes plans from {names[config.method]}; got {names[kind]}')
     if kind != "scored" and (changed := config.choices_for_scores):
         raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; {names[kind]} leave no such choice")
-    if kind == "scored" and config.least_step != PlanConfig.least_step:
-        raise PmvitError("least_step: expected beside merge costs or a metric; a plan from scores has no such choice")
+    if kind != "measured" and config.least_step != PlanConfig.least_step:
+        raise PmvitError(f"least_step: expected beside merge costs alone; {names[kind]} leave no such choice")
     if kind != "adaptive" and config.multiple_of != 1:
         raise PmvitError(f"multiple_of: expected beside a metric alone; got {names[kind]}, whose groups are fixed")
     if kind == "adaptive" and (config.reconstruct != "residual" or not config.attention_bias):

@@ -112,7 +112,7 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
     for name in names:
         step, parts = steps.get(name), plain[name]
         if step is not None:
-            count -= sum(r for _, r in step.rounds)
+            count -= step.merges
         is_last = name == names[-1]
         num_outputs = num_read if is_last and num_read is not None and config.shortcut else count
         merged = merged or step is not None

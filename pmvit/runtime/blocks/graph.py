@@ -97,7 +97,7 @@ class SplitAttention(nn.Module):
         self.register_buffer("bias", _bias_of_outputs(parts, num_outputs), persistent=False)
 
     def forward(self, normed: Tensor, image_bias: Tensor | None = None) -> Tensor:
-        bias = sum_of(self.bias, image_bias)
+        bias = sum_of(self.bias, None if image_bias is None else image_bias[:, :, : self.num_outputs])
         asking = normed
         if self.num_outputs < self.num_tokens:
             width = normed.shape[-1]
@@ -158,7 +158,7 @@ class FewQueries(nn.Module):
         return is_linear and asking * (width + num_tokens) <= num_tokens * width / 2
 
     def forward(self, normed: Tensor, image_bias: Tensor | None = None) -> Tensor:
-        bias = sum_of(self.bias, None if image_bias is None else image_bias.squeeze(1))
+        bias = sum_of(self.bias, None if image_bias is None else image_bias[:, 0, :1])
         tokens = normed.view(-1, self.num_tokens, normed.shape[-1])
         query = self.query(tokens[:, : self.num_outputs])
         asking = self.key((query[:, None] * self.mask).flatten(1, 2))

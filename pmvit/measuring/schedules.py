@@ -1,0 +1,154 @@
+"""Before which blocks tokens merge, and how many: found by what schedules do to the output.
+
+A schedule is a set of blocks and a tilt: as many tokens merge before each of the blocks, or more of them before the
+later (or earlier) ones, so many that a share of the blocks' multiply-accumulates is left. From a few steps in the
+middle of the model, the search moves on to whatever neighbour of a schedule has a lower divergence on some images,
+until none has: all steps or one of them a block earlier or later, a step more or less, another tilt. Every share starts
+from what was best for the share before it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from pmvit.adaptive import rounds
+from pmvit.measuring.flops import ModelCost, elementwise_macs
+
+SHARES = (0.8, 0.7, 0.6, 0.5, 0.42)  # of the blocks' multiply-accumulates, for which schedules are searched
+MOST_STEPS = 4  # comparing tokens takes time; more steps gain next to nothing
+TILTS = (-0.6, -0.3, 0.0, 0.3, 0.6)
+BETTER = 0.98  # a schedule is better if its divergence is so much lower: less is chance
+
+
+class Schedule(NamedTuple):
+    """How many tokens merge before each block, for a share of the work.
+
+    Attributes:
+        share: Of the blocks' multiply-accumulates, that are left.
+        merges: Before each block.
+        divergence: Of the output from the original's on the images that were tried, in nats; of other outputs than
+            logits, half the squared distance.
+    """
+
+    share: float
+    merges: tuple[int, ...]
+    divergence: float
+
+
+class Tokens(NamedTuple):
+    """What has to be known of the tokens of a model, and how they are compared, to count multiply-accumulates."""
+
+    patches: int
+    prefix: int
+    numbers: int
+    isolation: int
+
+
+def adaptive_macs(cost: ModelCost, tokens: Tokens, merges: Sequence[int]) -> float:
+    """Multiply-accumulates of a model with these merges: what `flops` will count on it."""
+    total, count, whole = float(cost.outside), tokens.patches, tokens.prefix + tokens.patches
+    for block, r in zip(cost.blocks, merges, strict=True):
+        total += sum(_round_macs(block.width, tokens, *each) for each in rounds(count, r))
+        count -= r
+        total += block.macs((tokens.prefix + count) / whole)
+        if count < tokens.patches:
+            total += elementwise_macs(whole, tokens.prefix + count, block.width)
+    return total
+
+
+def _round_macs(width: int, tokens: Tokens, count: int, r: int) -> int:
+    """What comparing and merging take in one round."""
+    others = count // 2
+    compared = (tokens.prefix + count) * width * tokens.numbers + count**2 * tokens.isolation
+    return compared + (count - others) * others * tokens.numbers + others * r * (width + 2)
+
+
+def fitted(shape: Sequence[float], patches: int, fits: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...] | None:
+    """The fewest merges in these proportions that fit; `None` if none do."""
+    low, high = 0.0, (patches - 1) / sum(shape)
+
+    def scaled(factor: float) -> tuple[int, ...]:
+        return tuple(int(share * factor + 0.5) for share in shape)
+
+    found = None
+    for _ in range(40):
+        middle = (low + high) / 2
+        merges = scaled(middle)
+        if sum(merges) < patches and not fits(merges):
+            low = middle
+        else:
+            high, found = middle, merges
+    return found if found is not None and sum(found) < patches and fits(found) else None
+
+
+class Shape(NamedTuple):
+    """Before which blocks tokens merge, and by how much more of them before the last than before the first."""
+
+    blocks: tuple[int, ...]
+    tilt: float
+
+    def weights(self, depth: int) -> tuple[float, ...]:
+        """How many merge before each block, in proportion."""
+        middle = (len(self.blocks) - 1) / 2
+        of_step = {
+            block: 1 + (self.tilt * (number - middle) / middle if middle else 0.0)
+            for number, block in enumerate(self.blocks)
+        }
+        return tuple(of_step.get(block, 0.0) for block in range(depth))
+
+    def neighbours(self, depth: int) -> Iterator["Shape"]:
+        """Shapes that differ a little."""
+        blocks = self.blocks
+        candidates = [tuple(block + shift for block in blocks) for shift in (-1, 1)]
+        for index, block in enumerate(blocks):
+            candidates += [(*blocks[:index], block + shift, *blocks[index + 1 :]) for shift in (-1, 1)]
+            if len(blocks) > 1:
+                candidates.append((*blocks[:index], *blocks[index + 1 :]))
+        if len(blocks) < MOST_STEPS:
+            candidates += [(blocks[0] - 2, *blocks), (*blocks, blocks[-1] + 2)]
+        for candidate in dict.fromkeys(candidates):
+            if list(candidate) == sorted(set(candidate)) and candidate[0] >= 0 and candidate[-1] < depth:
+                yield Shape(candidate, self.tilt)
+        place = TILTS.index(self.tilt)
+        for tilt in TILTS[max(place - 1, 0) : place + 2]:
+            if tilt != self.tilt:
+                yield Shape(blocks, tilt)
+
+
+def search(
+    cost: ModelCost, tokens: Tokens, divergence: Callable[[tuple[int, ...]], float], advance: Callable[[], None]
+) -> Iterator[Schedule]:
+    """The best schedules found, for every share that can be reached.
+
+    Args:
+        cost: What the blocks cost.
+        tokens: Of the model.
+        divergence: What merges before each block do to the output.
+        advance: Called after every share.
+    """
+    depth = len(cost.blocks)
+    best = Shape(tuple(sorted({round(depth * share) for share in (1 / 3, 1 / 2, 2 / 3)} & set(range(depth)))), 0.0)
+    for share in SHARES:
+        most = cost.outside + share * (cost.macs - cost.outside)
+        known: dict[tuple[int, ...], float] = {}
+
+        def value(shape: Shape, most: float = most, known: dict[tuple[int, ...], float] = known) -> float:
+            merges = fitted(
+                shape.weights(depth), tokens.patches, lambda merges: adaptive_macs(cost, tokens, merges) <= most
+            )
+            if merges is None:
+                return float("inf")
+            if merges not in known:
+                known[merges] = divergence(merges)
+            return known[merges]
+
+        lowest, improved = value(best), True
+        while improved:
+            improved = False
+            for shape in best.neighbours(depth):
+                if (found := value(shape)) < BETTER * lowest:
+                    best, lowest, improved = shape, found, True
+                    break
+        if known:
+            merges = min(known, key=lambda each: known[each])
+            yield Schedule(share, merges, known[merges])
+        advance()
