@@ -24,7 +24,7 @@ def check_writable(path: Path) -> None:
         raise PmvitError(f"expected a folder that can be written to; {nearest} cannot be: choose another output")
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it: a reader sees the old file or the new one."""
     check_writable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,11 +50,7 @@ def make_shared(temporary: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomically(path, write)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_document(path: Path, kind: str | tuple[str, ...], version: int) -> dict[str, Any]:

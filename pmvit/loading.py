@@ -83,20 +83,17 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
     if Path(name).exists():
         if weights is not None or arguments:
             raise PmvitError(f"{name} is a saved model and brings its weights and arguments; got others beside it")
-        return _smp_model(Path(name)) if smp.is_folder(Path(name)) else load(name)
+        if not smp.is_folder(Path(name)):
+            return load(name)
+        model = smp.from_folder(Path(name))
+        load_tensors(model, read_weights(Path(name) / "model.safetensors"), name)
+        return model
     tensors = read_weights(Path(weights)) if weights is not None else None
     if library == "torchvision":
         return _torchvision_model(rest, tensors, str(weights), arguments)
     if library == "segmenter":
         return _segmenter(rest, tensors, str(weights), arguments)
     return _timm_model(name, tensors, str(weights), arguments)
-
-
-def _smp_model(folder: Path) -> nn.Module:
-    """A model that `save_pretrained` of segmentation_models_pytorch wrote."""
-    model: nn.Module = smp.from_folder(folder)
-    load_tensors(model, read_weights(folder / "model.safetensors"), str(folder))
-    return model
 
 
 def _no_such_model(name: str) -> str:
@@ -253,7 +250,7 @@ def open_validation(
     Images with masks come whole; of others, every process gets 64 at a time.
     """
     index, count = process
-    if data is None or not isinstance(data, (str, Path)):
+    if not isinstance(data, (str, Path)):
         return data if data is None or count == 1 else EveryNth(data, index, count)
     return open_loader(
         model,

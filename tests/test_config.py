@@ -38,7 +38,9 @@ def test_options_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("kind", [*CONFIGS, options.ModelOptions, options.Reading], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [*CONFIGS, options.ModelOptions, options.ReadingOptions], ids=lambda kind: kind.__name__
+)
 def test_every_option_is_explained(kind: type) -> None:
     """In the order in which the fields stand, in a sentence that fits a help text."""
     texts = options.attribute_texts(kind)

@@ -7,21 +7,23 @@ from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
-from typer.models import CommandInfo
 
 from pmvit import __version__
-from pmvit.cli import comparison, compression, deployment, inspection, pages, pictures, training
-from pmvit.cli.common import app
+from pmvit.cli.compression import compress, info, measure, plan
+from pmvit.cli.deployment import benchmark, compare, export
+from pmvit.cli.inspection import demo, evaluate, report, segment, serve, visualize
 from pmvit.cli.screen import fail
+from pmvit.cli.training import calibrate, finetune, run
 from pmvit.errors import PmvitError
 
-__all__ = ["app", "comparison", "compression", "deployment", "inspection", "main", "pages", "pictures", "training"]
+__all__ = ["app", "main"]
 
-
-VERBS = (  # in the order of work
-    *("measure", "plan", "compress", "calibrate", "finetune", "run", "evaluate", "segment", "compare"),
-    *("export", "benchmark", "report", "visualize", "serve", "info", "demo"),
-)
+app = typer.Typer()
+for verb in (  # in the order of work
+    *(measure, plan, compress, calibrate, finetune, run, evaluate, segment, compare),
+    *(export, benchmark, report, visualize, serve, info, demo),
+):
+    app.command()(verb)
 
 
 def main() -> None:
@@ -41,12 +43,6 @@ def main() -> None:
         fail(_said(error))
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"pmvit {__version__}")
-        raise typer.Exit
-
-
 def _command_line() -> typer.Typer:
     """All verbs under one name.
 
@@ -64,20 +60,20 @@ def _command_line() -> typer.Typer:
     )
     if is_alone:
         result.callback()(_pmvit)
-    result.registered_commands = sorted(app.registered_commands, key=_place)
+    result.registered_commands = app.registered_commands
     return result
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pmvit {__version__}")
+        raise typer.Exit
 
 
 def _pmvit(
     version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_show_version)] = False,
 ) -> None:
     """Prune and Merge: token compression for Vision Transformers."""
-
-
-def _place(command: CommandInfo) -> int:
-    """Where the help lists a verb."""
-    name = command.callback.__name__ if command.callback is not None else ""
-    return VERBS.index(name) if name in VERBS else len(VERBS)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

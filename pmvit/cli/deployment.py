@@ -1,28 +1,133 @@
-"""Bring a model to where it runs: `export`, `benchmark`."""
+"""Which model to take, and to where it runs: `compare`, `export`, `benchmark`."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pmvit.cli import options as opt
-from pmvit.cli.common import app, names_in, refuse
-from pmvit.cli.completion import BENCHMARKED, VARIANTS, Runtime, some_of
-from pmvit.cli.screen import console, print_json
+from pmvit.cli.common import measured_on, open_images, open_model
+from pmvit.cli.completion import BENCHMARKED, METHODS, VARIANTS, Runtime, some_of
+from pmvit.cli.screen import console
+from pmvit.config import MergeCostConfig, ScoreConfig
+from pmvit.errors import PmvitError
+
+if TYPE_CHECKING:
+    from pmvit.numbers.tables import Results
 
 AGAINST, EAGER = "original,compressed,optimized,bound", "eager"
 
 
-@app.command()
+@opt.verb
+def compare(
+    model: opt.ModelName,
+    data: opt.Data,
+    gflops: Annotated[str, typer.Option(help="What each is to cost, in GFLOPs (MACs), with commas.")],
+    scoring: Annotated[dict[str, Any], opt.Fields(ScoreConfig, but=("limit", "seed"))],
+    making: opt.Making,
+    reading: opt.Reading,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="With commas: names as for compress --method; prune-merge, measured; magnitude-pruning, "
+            "taylor-pruning (torch-pruning); or all untrained.",
+            autocompletion=some_of("all", "prune-merge", "measured", "magnitude-pruning", "taylor-pruning", *METHODS),
+        ),
+    ] = "all",
+    scores: Annotated[Path | None, typer.Option(help="Scores for prune-merge, made before.")] = None,
+    merge_costs: Annotated[Path | None, typer.Option(help="Merge costs for measured, made before.")] = None,
+    measure_data: Annotated[
+        str | None, typer.Option(help="Images to measure scores and merge costs on; for ps-vit and taylor-pruning.")
+    ] = None,
+    given_models: Annotated[
+        list[Path] | None, typer.Option("--with", help="A saved model to compare too, as a tuned one; repeatable.")
+    ] = None,
+    limit: opt.Limit = None,
+    exports: Annotated[bool, typer.Option(help="Try whether each is a static graph.")] = True,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            help="As for benchmark, with commas; none for no speed.", autocompletion=some_of("none", *BENCHMARKED)
+        ),
+    ] = "eager",
+    batch: Annotated[str, typer.Option(help="Batch sizes to measure speed at, with commas.")] = "1,16",
+    rounds: opt.Rounds = 20,
+    threads: opt.Threads = None,
+    device: opt.Device = "cpu",
+    output: opt.ResultFolder = None,
+) -> dict[str, Any]:
+    """Put methods side by side at equal measured GFLOPs, untrained: accuracy, agreement, speed, export.
+
+    Accuracy is measured on the device, speed on the CPU.
+    """
+    import pmvit
+    from pmvit.loading import open_loader
+    from pmvit.measuring.cost_run import can_measure_merges
+    from pmvit.pipeline import measured_file
+
+    if measure_data is None or scores is not None:
+        opt.refuse("nothing is scored: expected with --measure-data and without --scores", scoring)
+    network = open_model(model, making, device)
+    names = None if methods == "all" else opt.names_in(methods)
+    evidence: dict[str, Any] = {
+        "scores": None if scores is None else pmvit.Scores.load(scores),
+        "merge_costs": None if merge_costs is None else pmvit.MergeCosts.load(merge_costs),
+        "images": None,
+    }
+    if measure_data is not None:
+        how: dict[str, Any] = {"scores": ("prune-merge", ScoreConfig(**scoring))}
+        if can_measure_merges(network):
+            how["merge_costs"] = ("measured", MergeCostConfig())
+        for kind, (name, config) in how.items():
+            if evidence[kind] is None and (names is None or name in names):
+                file = measured_file(output or Path(), config)
+                evidence[kind] = measured_on(measure_data, config, network, file, reading)
+        read = asdict(opt.ReadingOptions(**reading))
+        evidence["images"] = open_loader(network, measure_data, shuffle=True, **read)
+    if names is None and (missing := [name for name, found in evidence.items() if found is None]):
+        console.warn(f"what needs {', '.join(missing)} is left out: give --measure-data")
+    result = pmvit.compare(
+        network,
+        open_images(network, data, reading, limit),
+        gflops=[_budget(text) for text in opt.names_in(gflops)],
+        methods=names,
+        **evidence,
+        others={str(path): pmvit.load(path, device=device) for path in given_models or ()},
+        exports=exports,
+        runtimes=[] if runtime == "none" else opt.names_in(runtime),
+        batches=opt.batch_sizes(batch),
+        rounds=rounds,
+        threads=threads,
+    )
+    return _shown(result, output)
+
+
+def _budget(text: str) -> float:
+    try:
+        budget = float(text)
+    except ValueError:
+        budget = 0.0
+    if not 0 < budget < float("inf"):
+        raise PmvitError(f"--gflops: expected numbers above 0 with commas, as in 0.9,0.7; got {text!r}")
+    return budget
+
+
+def _shown(result: "Results", output: Path | None) -> dict[str, Any]:
+    """Write results, print them, and return them as data."""
+    if output is not None:
+        result.write(output)
+    console.table(result.columns(), result.cells(), left=("variant",))
+    document: dict[str, Any] = json.loads(result.to_json())
+    return document
+
+
+@opt.verb
 def export(
     model: opt.Saved,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    to: Annotated[
-        Runtime | None,
-        typer.Option(help="The runtime; by the file's ending if left out."),
-    ] = None,
+    to: Annotated[Runtime | None, typer.Option(help="The runtime; by the file's ending if left out.")] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="The one batch size the file is for.", show_default="any")
     ] = None,
@@ -31,27 +136,29 @@ def export(
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise to eight bits (onnx, openvino).")] = False,
     threads: opt.Threads = None,
-    device: opt.CpuDevice = "cpu",
-    as_json: opt.AsJson = False,
-) -> None:
+    device: Annotated[str, typer.Option(help="cpu, where every runtime can be compared.")] = "cpu",
+) -> dict[str, Any]:
     """Write a model for a runtime; done means that it was loaded back there and gave the same as PyTorch."""
     import pmvit
     from pmvit.loading import open_loader
 
-    network = pmvit.load(model, device=device)
+    if device != "cpu":
+        raise PmvitError(
+            f"--device: expected cpu, got {device}: what is written is compared there, by ONNX Runtime's CPU provider "
+            "and the like, and runs wherever its runtime does"
+        )
+    network = pmvit.load(model)
     images = None if data is None else open_loader(network, data, labels=False, batch_size=8, workers=0, shuffle=True)
     result = pmvit.export(network, output, to=to, batch=batch, images=images, int8=int8, threads=threads)
-    if as_json:
-        print_json(asdict(result))
-        return
     kind = f"{result.runtime}, eight bits" if result.int8 else result.runtime
     console.print(
         f"{result.path}: {kind}, {result.megabytes:.1f} MB. Compared with PyTorch on {result.images} images: largest "
         f"error of a logit {result.max_error:.1e} of the largest, same top-1 on {result.agreement:.1%}."
     )
+    return asdict(result)
 
 
-@app.command()
+@opt.verb
 def benchmark(
     model: opt.Saved,
     against: Annotated[
@@ -84,10 +191,10 @@ def benchmark(
             help="Instead: what the operations cost with nothing compressed (Table IV), eager, at the last batch size.",
         ),
     ] = False,
-    device: opt.CpuDevice = "cpu",
+    original: opt.Original = None,
+    device: opt.Device = "cpu",
     output: opt.ResultFolder = None,
-    as_json: opt.AsJson = False,
-) -> None:
+) -> dict[str, Any]:
     """Measure speed side by side: all variants take turns in one run, on the same images and threads."""
     import pmvit
     from pmvit.runtime.bench.run import overhead
@@ -95,22 +202,20 @@ def benchmark(
     network = pmvit.load(model, device=device)
     sizes = opt.batch_sizes(batch)
     if in_place:
-        chosen = {"against": against, "runtime": runtime, "memory": memory}
-        refuse(chosen, chosen, "not beside --overhead, which has one runtime and its own variants")
-        result = overhead(network, batch=sizes[-1], rounds=rounds, threads=threads)
-    else:
-        result = pmvit.benchmark(
-            network,
-            against=names_in(against or AGAINST),
-            runtimes=names_in(runtime or EAGER),
-            batches=sizes,
-            rounds=rounds,
-            threads=threads,
-            memory=memory is not False,
-        )
-    if output is not None:
-        result.write(output)
-    if as_json:
-        print_json(json.loads(result.to_json()))
-        return
-    console.table(result.columns(), result.cells(), left=("runtime", "variant"), least_width=124)
+        ignored = {"against": against, "runtime": runtime, "memory": memory, "original": original}
+        opt.refuse("not beside --overhead, which has one runtime and its own variants", ignored)
+        return _shown(overhead(network, batch=sizes[-1], rounds=rounds, threads=threads, device=device), output)
+    result = pmvit.benchmark(
+        network,
+        against=opt.names_in(against or AGAINST),
+        runtimes=opt.names_in(runtime or EAGER),
+        batches=sizes,
+        rounds=rounds,
+        threads=threads,
+        memory=memory is not False,
+        original=original,
+        device=device,
+    )
+    document = _shown(result, output)
+    console.print(f"speed-ups are over {result.environment['original']}")
+    return document

@@ -2,21 +2,90 @@
 
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from pmvit.cli.completion import complete_model, value_of
-from pmvit.cli.screen import keep_output_for_json
-from pmvit.config import choices
+from pmvit.cli.screen import console, print_json
+from pmvit.config import FinetuneConfig, FinetuneOptions, MeasureOptions, MergeCostConfig, PlanConfig, PlanOptions
+from pmvit.config.base import choices
+from pmvit.config.measuring import Method, ScoreConfig
 from pmvit.errors import PmvitError
 
-Config = TypeVar("Config")
-Command = TypeVar("Command", bound=Callable[..., None])
+
+def verb(function: Callable[..., Any]) -> Callable[..., None]:
+    """Make a command of a function.
+
+    A parameter that is annotated with `Fields` becomes an option a field, and gets a dictionary of those that were
+    given. What the function returns is the document that `--json` prints; one that returns nothing has no such option.
+    """
+    signature = inspect.signature(function)
+    marks = {name: get_args(parameter.annotation)[1] for name, parameter in signature.parameters.items()}
+    own = {name: each for name, each in signature.parameters.items() if not isinstance(marks[name], Fields)}
+    groups: dict[str, dict[str, Field[Any]]] = {}
+    for group, mark in marks.items():
+        if isinstance(mark, Fields):
+            groups[group] = {name: field for name, (field, _) in mark.options.items() if name not in own}
+            for name in groups[group]:
+                annotation = mark.options[name][1]
+                own[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    if signature.return_annotation is not None:
+        own["as_json"] = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+
+    def command(as_json: bool = False, **options: Any) -> None:
+        for group, known in groups.items():
+            values = {name: options.pop(name) for name in known}
+            options[group] = {
+                known[name].name: _value(known[name], value) for name, value in values.items() if value is not None
+            }
+        if not as_json:
+            function(**options)
+            return
+        with console.for_json():
+            result = function(**options)
+        if result is not None and not console.is_quiet:
+            print_json(result)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]  # what typer reads
+        parameters=list(own.values()), return_annotation=None
+    )
+    command.__annotations__ = {name: parameter.annotation for name, parameter in own.items()}
+    return command
+
+
+class Fields:
+    """Marks a parameter of a verb as standing for fields of configurations.
+
+    Args:
+        configs: Classes, or values of them that are shown as defaults. Of two fields with one name, the first counts.
+        but: Fields to leave out.
+        only: Fields to take, if not all.
+    """
+
+    def __init__(self, *configs: Any, but: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> None:
+        self.options: dict[str, tuple[Field[Any], Any]] = {}
+        for config in configs:
+            kind = config if isinstance(config, type) else type(config)
+            texts = attribute_texts(kind)
+            for field in fields(kind):
+                if field.name in (only or [field.name]) and field.name not in but:
+                    asked, default = (
+                        _asked(field.type),
+                        field.default if config is kind else getattr(config, field.name),
+                    )
+                    option = typer.Option(
+                        "/".join(_flags(field)),
+                        help=texts.get(field.name),
+                        show_default=_shown(field, default),
+                        metavar="<text>" if asked == list[str] else None,
+                    )
+                    self.options.setdefault(_parameter(field), (field, Annotated[asked | None, option]))
 
 
 def attribute_texts(config: type) -> dict[str, str]:
@@ -27,33 +96,11 @@ def attribute_texts(config: type) -> dict[str, str]:
     return {name: told.replace("`", "") + "." for name, told in sentences.items()}
 
 
-def options_of(config: Any, *, but: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Options for the fields of a configuration, each `None` if not given, by the names of their parameters.
-
-    Args:
-        config: The class, or a value of it whose fields are shown as defaults.
-        but: Fields to leave out.
-        only: Fields to take, if not all.
-    """
-    kind = config if isinstance(config, type) else type(config)
-    texts, result = attribute_texts(kind), {}
-    for field in fields(kind):
-        if field.name in (only or [field.name]) and field.name not in but:
-            default = field.default if config is kind else getattr(config, field.name)
-            asked, shown = _asked(field.type), _shown(field, default)
-            metavar = "<text>" if asked == list[str] else None
-            option = typer.Option(
-                "/".join(_flags(field)), help=texts.get(field.name), show_default=shown, metavar=metavar
-            )
-            result[_parameter(field)] = Annotated[asked | None, option]
-    return result
-
-
-def _parameter(field: Any) -> str:
+def _parameter(field: Field[Any]) -> str:
     return str(field.metadata.get("option", field.name))
 
 
-def _flags(field: Any) -> list[str]:
+def _flags(field: Field[Any]) -> list[str]:
     name = _parameter(field).replace("_", "-")
     return [f"--{name}", *([f"--{field.metadata.get('off', f'no-{name}')}"] if field.type is bool else [])]
 
@@ -68,7 +115,7 @@ def _asked(annotation: Any) -> Any:
     return _asked(kinds[0]) if kinds else annotation
 
 
-def _shown(field: Any, default: Any) -> str | bool:
+def _shown(field: Field[Any], default: Any) -> str | bool:
     """The default as the help shows it."""
     if default in (None, MISSING, ()):
         return False
@@ -77,22 +124,19 @@ def _shown(field: Any, default: Any) -> str | bool:
     return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
-def given(options: dict[str, Any], config: type) -> dict[str, Any]:
-    """Those fields of a configuration that options were given for."""
-    found = [(field, options.get(_parameter(field))) for field in fields(config)]
-    return {field.name: _value(field, value) for field, value in found if value is not None}
-
-
-def made(config: type[Config], options: dict[str, Any]) -> Config:
-    """A configuration of the options that were given."""
-    return config(**given(options, config))
-
-
-def _value(field: Any, value: Any) -> Any:
+def _value(field: Field[Any], value: Any) -> Any:
+    """What was given for a field, as its class takes it."""
     if isinstance(value, list):
-        is_text = field.type == tuple[str, ...]
-        return tuple(value) if is_text else whole_numbers(f"--{field.name.replace('_', '-')}", value)
+        return tuple(value) if field.type == tuple[str, ...] else whole_numbers(_flags(field)[0], value)
     return None if value == "none" and field.default is None and not choices(field.type) else value
+
+
+def refuse(why: str, *given: Mapping[str, Any]) -> None:
+    """Raise `PmvitError` if options were given that would be ignored; `None` stands for one that was not."""
+    renamed = {field.name: _parameter(field) for field in fields(PlanConfig)}
+    if unused := [name for options in given for name, value in options.items() if value is not None]:
+        flags = ", ".join("--" + renamed.get(name, name).replace("_", "-") for name in unused)
+        raise PmvitError(f"{flags}: {why}")
 
 
 def whole_numbers(option: str, texts: list[str]) -> tuple[int, ...]:
@@ -111,21 +155,9 @@ def batch_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def with_options(*groups: Any) -> Callable[[Command], Command]:
-    """Give a command the options of these groups in place of its `**options`, all of them `None` if not given."""
-
-    def decorate(command: Command) -> Command:
-        signature = inspect.signature(command)
-        own = {p.name: p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD}
-        for group in groups:
-            for name, annotation in (group if isinstance(group, dict) else options_of(group)).items():
-                parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-                own.setdefault(name, parameter)
-        command.__signature__ = signature.replace(parameters=list(own.values()))  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in own.values()}
-        return command
-
-    return decorate
+def names_in(text: str) -> list[str]:
+    """Names that were given with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def usable_device(context: typer.Context, device: str) -> str:
@@ -138,13 +170,6 @@ def usable_device(context: typer.Context, device: str) -> str:
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0]
             raise PmvitError(f"--device: expected one that PyTorch can use here; got {device} ({reason})") from None
-    return device
-
-
-def cpu_alone(context: typer.Context, device: str) -> str:
-    """The CPU, of a verb that computes nowhere else."""
-    if device != "cpu":
-        raise PmvitError(f"--device: expected cpu, all that {context.info_name} computes on; got {device}")
     return device
 
 
@@ -170,7 +195,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingOptions:
     """How images are read.
 
     Attributes:
@@ -194,7 +219,14 @@ MODEL_HELP = (
     "A timm name or hf-hub:owner/name; hf:owner/name (transformers); "
     "torchvision:name; segmenter:name; or a saved model."
 )
+METHOD_HELP = "measured (merge costs; the default), scored (Eq. 9; that of Swin) or paper (its choices)"
 DEVICES = value_of("cpu", "cuda", "mps")
+
+Measuring = Annotated[MeasureOptions, Fields(MergeCostConfig, ScoreConfig, but=("memory", "seed"))]
+Planning = Annotated[PlanOptions, Fields(PlanConfig)]
+Tuning = Annotated[FinetuneOptions, Fields(FinetuneConfig, but=("cpu",))]
+Making = Annotated[dict[str, Any], Fields(ModelOptions)]
+Reading = Annotated[dict[str, Any], Fields(ReadingOptions)]
 
 ModelName = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=complete_model)]
 Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or a .safetensors file.")]
@@ -208,6 +240,7 @@ SomeImages = Annotated[int, typer.Option("--limit", min=1, help="So many images 
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes that read images.")]
 FirstLabel = Annotated[int | None, typer.Option(min=0, max=255, help="Number of the first class in plain masks; 0.")]
 EpochImages = Annotated[int | None, typer.Option(min=1, help="Images that make an epoch, if not all; for streams.")]
+PlanMethod = Annotated[Method | None, typer.Option("--method", help=f"{METHOD_HELP}.")]
 Learning = Annotated[
     Literal["group", "dense"] | None,
     typer.Option("--learn", help="What tuning may change of M and R.", show_default="group"),
@@ -219,12 +252,9 @@ TrainingDevice = Annotated[
     str | None,
     typer.Option("--device", help="cpu; else a GPU if there is one.", autocompletion=DEVICES, callback=usable_device),
 ]
-CpuDevice = Annotated[str, typer.Option("--device", help="cpu, and no other.", callback=cpu_alone)]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; as many as PyTorch takes if left out.")]
 Rounds = Annotated[int, typer.Option(min=3, help="Turns of each.")]
 Names = Annotated[Path | None, typer.Option(help="A text file with the names of the classes, one a line.")]
 Teacher = Annotated[str | None, typer.Option(help="Another teacher than the model uncompressed.")]
 Original = Annotated[str | None, typer.Option(help="Where the original is, a path or a name; else where it came from.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document and nothing else.", callback=keep_output_for_json)
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]

@@ -7,24 +7,29 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
-
-import typer
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 CLOSED_PIPE = 141  # 128 + SIGPIPE, what a shell says of other commands that write to `| head`
+LONGEST_WORD = 24  # letters of what stays in one piece
+FEW_COLUMNS = 6  # that have lines between them
 
 
 class Screen:
-    """Prints for people: on standard output, or on standard error where that is kept for a JSON document."""
+    """Prints for people, unless another process does that or a JSON document is all that is wanted.
 
-    quiet = False
+    Attributes:
+        is_quiet: Nothing is printed.
+        is_json: Only warnings are, and not on standard output.
+    """
+
+    is_quiet = is_json = False
 
     @cached_property
     def rich(self) -> "Console":
@@ -37,61 +42,53 @@ class Screen:
 
         return Terminal(markup=False, highlight=False)
 
-    @property
-    def width(self) -> int:
-        return self.rich.width
+    def print(self, thing: "RenderableType", *, soft_wrap: bool = False) -> None:
+        if not (self.is_quiet or self.is_json):
+            self.rich.print(thing, soft_wrap=soft_wrap)
 
-    def print(self, thing: "RenderableType", style: str | None = None, *, soft_wrap: bool = False) -> None:
-        if not self.quiet:
-            self.rich.print(thing, style=style, soft_wrap=soft_wrap)
+    def warn(self, text: str) -> None:
+        if not self.is_quiet:
+            self.rich.print(text, style="yellow")
 
-    def table(
-        self,
-        titles: Sequence[str],
-        rows: Iterable[Sequence[str]],
-        *,
-        left: Collection[str] | None = None,
-        least_width: int = 0,
-    ) -> None:
-        """Print a table.
+    def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> None:
+        """Print a table, rather wider than the screen than with a title or a number cut.
 
-        Args:
-            titles: Of the columns.
-            rows: The cells.
-            left: The columns of words; the first one if not given. The others are numbers.
-            least_width: Columns of a terminal that cuts it rather than breaks it into pieces.
+        The first column and those in `left` are words, the others numbers.
         """
+        from rich.box import HEAVY_HEAD, SIMPLE_HEAD
         from rich.table import Table
 
-        words = titles[:1] if left is None else left
-        table = Table(show_edge=False, pad_edge=False)
-        for title in titles:
-            table.add_column(title, justify="left" if title in words else "right")
-        for cells in rows:
-            table.add_row(*cells)
-        if not self.quiet:
-            self.rich.print(table, width=max(self.width, least_width), crop=not least_width)
+        cells, is_wide = list(rows), len(titles) > FEW_COLUMNS
+        box = SIMPLE_HEAD if is_wide else HEAVY_HEAD
+        table = Table(box=box, collapse_padding=is_wide, show_edge=False, pad_edge=False)
+        for title, *column in zip(titles, *cells, strict=True):
+            words = [word for cell in column for word in cell.split() if len(word) <= LONGEST_WORD]
+            widest = max(map(len, (*title.split(), *words)), default=0)
+            table.add_column(title, justify="left" if title in (titles[0], *left) else "right", min_width=widest)
+        for row in cells:
+            table.add_row(*row)
+        if not (self.is_quiet or self.is_json):
+            self.rich.print(table, crop=False)
+
+    @contextmanager
+    def for_json(self) -> Iterator[None]:
+        """Whatever a verb or a library prints in here goes to standard error."""
+        self.is_json = True
+        try:
+            with redirect_stdout(sys.stderr):
+                yield
+        finally:
+            self.is_json = False
 
 
 console = Screen()
-_answers: list[TextIO] = []  # where the JSON document goes, while standard output is standard error
-
-
-def keep_output_for_json(context: typer.Context, wanted: bool) -> bool:
-    """With --json, whatever else a verb or a library prints goes to standard error."""
-    if wanted and not context.resilient_parsing:
-        _answers.append(sys.stdout)
-        context.call_on_close(_answers.pop)
-        context.with_resource(redirect_stdout(sys.stderr))
-    return wanted
 
 
 def print_json(data: Any) -> None:
     """Print the one JSON document that a verb with --json gives; a number that is not finite is null."""
-    output = _answers[-1] if _answers else sys.stdout
     try:
-        output.write(json.dumps(_plain(data), indent=1, allow_nan=False) + "\n")
-        output.flush()
+        sys.stdout.write(json.dumps(_plain(data), indent=1, allow_nan=False) + "\n")
+        sys.stdout.flush()
     except BrokenPipeError:
         end_of_pipe()
 

@@ -4,25 +4,17 @@ Keyword arguments of the verbs build these classes, what was used is recorded in
 made from them: the first sentence about an attribute is its help.
 """
 
-from pmvit.config.base import choices, with_keywords
-from pmvit.config.inference import InferenceConfig, InferenceOptions
-from pmvit.config.measuring import MeasureOptions, MergeCostConfig, MetricConfig, ScoreConfig
-from pmvit.config.planning import PAPER, PlanConfig, PlanOptions
-from pmvit.config.training import PRESETS, FinetuneConfig, FinetuneOptions
-
-__all__ = [
-    "PAPER",
-    "PRESETS",
-    "FinetuneConfig",
-    "FinetuneOptions",
-    "InferenceConfig",
-    "InferenceOptions",
-    "MeasureOptions",
-    "MergeCostConfig",
-    "MetricConfig",
-    "PlanConfig",
-    "PlanOptions",
-    "ScoreConfig",
-    "choices",
-    "with_keywords",
-]
+from pmvit.config.base import choices as choices
+from pmvit.config.base import with_keywords as with_keywords
+from pmvit.config.inference import InferenceConfig as InferenceConfig
+from pmvit.config.inference import InferenceOptions as InferenceOptions
+from pmvit.config.measuring import MeasureOptions as MeasureOptions
+from pmvit.config.measuring import MergeCostConfig as MergeCostConfig
+from pmvit.config.measuring import MetricConfig as MetricConfig
+from pmvit.config.measuring import ScoreConfig as ScoreConfig
+from pmvit.config.planning import PAPER as PAPER
+from pmvit.config.planning import PlanConfig as PlanConfig
+from pmvit.config.planning import PlanOptions as PlanOptions
+from pmvit.config.training import PRESETS as PRESETS
+from pmvit.config.training import FinetuneConfig as FinetuneConfig
+from pmvit.config.training import FinetuneOptions as FinetuneOptions

@@ -350,6 +350,6 @@ def _schedules(
         found = tuple(search(cost, tokens, tried, bar.advance))
     if not found or not all(math.isfinite(schedule.divergence) for schedule in found):
         raise PmvitError(
-            f"expected a model of several blocks on several patches, with finite outputs; got {layout.num_patches} patches"
+            f"expected several blocks on several patches, and finite outputs; got {layout.num_patches} patches"
         )
     return found

@@ -14,7 +14,8 @@ from pmvit.adaptive import rounds
 from pmvit.measuring.flops import ModelCost, elementwise_macs
 
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.42)  # of the blocks' multiply-accumulates, for which schedules are searched
-MOST_STEPS = 4  # comparing tokens takes time; more steps gain next to nothing
+MOST_STEPS = 6
+STEP_WORTH = 1.06  # one step more has to lower the divergence by so much: comparing tokens takes time
 TILTS = (-0.6, -0.3, 0.0, 0.3, 0.6)
 BETTER = 0.98  # a schedule is better if its divergence is so much lower: less is chance
 
@@ -104,7 +105,8 @@ class Shape(NamedTuple):
             if len(blocks) > 1:
                 candidates.append((*blocks[:index], *blocks[index + 1 :]))
         if len(blocks) < MOST_STEPS:
-            candidates += [(blocks[0] - 2, *blocks), (*blocks, blocks[-1] + 2)]
+            between = {block + shift for block in blocks for shift in (-2, -1, 1, 2)} - set(blocks)
+            candidates += [tuple(sorted((*blocks, block))) for block in sorted(between)]
         for candidate in dict.fromkeys(candidates):
             if list(candidate) == sorted(set(candidate)) and candidate[0] >= 0 and candidate[-1] < depth:
                 yield Shape(candidate, self.tilt)
@@ -131,24 +133,28 @@ def search(
         most = cost.outside + share * (cost.macs - cost.outside)
         known: dict[tuple[int, ...], float] = {}
 
-        def value(shape: Shape, most: float = most, known: dict[tuple[int, ...], float] = known) -> float:
-            merges = fitted(
-                shape.weights(depth), tokens.patches, lambda merges: adaptive_macs(cost, tokens, merges) <= most
-            )
+        def merges_of(shape: Shape, most: float = most) -> tuple[int, ...] | None:
+            def fits(merges: tuple[int, ...]) -> bool:
+                return adaptive_macs(cost, tokens, merges) <= most
+
+            return fitted(shape.weights(depth), tokens.patches, fits)
+
+        def value(shape: Shape, known: dict[tuple[int, ...], float] = known) -> float:
+            merges = merges_of(shape)
             if merges is None:
                 return float("inf")
             if merges not in known:
                 known[merges] = divergence(merges)
-            return known[merges]
+            return known[merges] * STEP_WORTH ** sum(r > 0 for r in merges)
 
-        lowest, improved = value(best), True
-        while improved:
-            improved = False
-            for shape in best.neighbours(depth):
-                if (found := value(shape)) < BETTER * lowest:
-                    best, lowest, improved = shape, found, True
-                    break
-        if known:
-            merges = min(known, key=lambda each: known[each])
+        lowest = value(best)
+        while True:
+            found = {shape: value(shape) for shape in best.neighbours(depth)}
+            nearby = min(found, key=lambda shape: found[shape])
+            if found[nearby] >= BETTER * lowest:
+                break
+            best, lowest = nearby, found[nearby]
+        merges = merges_of(best)
+        if merges is not None:
             yield Schedule(share, merges, known[merges])
         advance()

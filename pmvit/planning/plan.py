@@ -53,6 +53,12 @@ class LayerPlan:
         return self.num_tokens - self.num_kept - self.num_pruned
 
     @property
+    def counts(self) -> dict[str, int]:
+        """How many patch tokens are kept, by the block and by its MLP, merged and pruned."""
+        in_mlp = (self.mlp or self).num_kept
+        return {"kept": self.num_kept, "kept_in_mlp": in_mlp, "merged": self.num_merged, "pruned": self.num_pruned}
+
+    @property
     def is_identity(self) -> bool:
         """Whether every token stays by itself, in place, with weight one: then attention runs as it did."""
         everything = tuple(range(self.num_tokens))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from pmvit.compression import compression_of, plan_of
@@ -55,18 +56,21 @@ class SavedModel:
         return "-".join(value[:16] for _, value in sorted(self.config["sha256"].items()))
 
 
-def open_saved(path: Path, original: str | Path | nn.Module | None = None) -> SavedModel:
+def open_saved(
+    path: Path, original: str | Path | nn.Module | None = None, device: str | torch.device = "cpu"
+) -> SavedModel:
     """Load a compressed model and all that is known of it.
 
     Args:
         path: What `save` wrote.
         original: What it is compared with: a model, or the path of a saved one. If not given, what it was made of; if
             that is not at hand, the same weights uncompressed.
+        device: Where both compute.
 
     Raises:
         PmvitError: If there is no compressed model, or a file beside it is broken.
     """
-    model = load(path)
+    model = load(path, device=device)
     compression = compression_of(model)
     if compression is None:
         raise PmvitError(f"expected a compressed model to report on; {path} is not compressed: use `pmvit compress`")

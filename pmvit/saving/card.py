@@ -48,15 +48,7 @@ class CardDetails:
 def write_card(
     folder: Path, model: nn.Module, config: Mapping[str, Any], costs: tuple[Flops, Flops], details: CardDetails
 ) -> None:
-    """Write the card of a saved model, unless there is a text of somebody else's.
-
-    Args:
-        folder: Where the model is saved.
-        model: The model.
-        config: What `config.json` says.
-        costs: Of the original and of the model.
-        details: What else is known.
-    """
+    """Write the card of a model, whose `config.json` says `config`, unless there is a text of somebody else's."""
     path = folder / CARD_FILE
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
@@ -64,7 +56,9 @@ def write_card(
     what = compression.what if compression is not None else None
     parts = [_header(model, what, details), MARK, *_summary(model, config, what, costs), *_accuracy(details.measured)]
     if plan is not None:
-        parts += ["## Tokens in each block", _blocks(plan)]
+        counts = ((index, layer.num_tokens, *layer.counts.values()) for index, layer in sorted(plan.layers.items()))
+        titles = ("block", "tokens", "kept", "kept in the MLP", "merged", "pruned")
+        parts += ["## Tokens in each block", table(titles, (map(str, row) for row in counts))]
     parts += _use(model)
     parts += _making(config, compression, details)
     write_text(path, "\n\n".join(parts) + "\n")
@@ -119,16 +113,6 @@ def _accuracy(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return ["## Accuracy", table(("", *titles, "images"), rows)]
 
 
-def _blocks(plan: Plan) -> str:
-    rows = []
-    for index, layer in sorted(plan.layers.items()):
-        in_mlp = (layer.mlp or layer).num_kept
-        rows.append(
-            tuple(map(str, (index, layer.num_tokens, layer.num_kept, in_mlp, layer.num_merged, layer.num_pruned)))
-        )
-    return table(("block", "tokens", "kept", "kept in the MLP", "merged", "pruned"), rows)
-
-
 def _use(model: nn.Module) -> list[str]:
     host = host_of(model)
     shape = " x ".join(map(str, host.input_size()))
@@ -157,7 +141,7 @@ def _making(config: Mapping[str, Any], compression: Compression | None, details:
     return [*parts, f"SHA-256 of the tensors: `{config['sha256']['model.safetensors']}`"]
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(titles: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     """A table in Markdown; what stands in it is taken as text."""
     return markdown_table([escaped(title) for title in titles], ([escaped(cell) for cell in row] for row in rows))
 

@@ -14,16 +14,8 @@ from pmvit.files import read_document, write_text
 
 FILE = "commands.json"
 FORMAT, VERSION = "pmvit-commands", 1
-PACKAGES = (
-    "pmvit",
-    "torch",
-    "timm",
-    "torchvision",
-    "transformers",
-    "segmentation_models_pytorch",
-    "numpy",
-    "pillow",
-)
+LIBRARIES = ("torchvision", "transformers", "segmentation_models_pytorch")
+PACKAGES = ("pmvit", "torch", "timm", *LIBRARIES, "numpy", "pillow")
 
 
 @cache
@@ -58,8 +50,7 @@ def read_commands(model: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     commands = read_document(path, FORMAT, VERSION).get("commands")
-    fits = isinstance(commands, list) and all(isinstance(one, dict) and "command" in one for one in commands)
-    if not isinstance(commands, list) or not fits:
+    if not isinstance(commands, list) or not all(isinstance(one, dict) and "command" in one for one in commands):
         raise PmvitError(f"{path}: expected a list of commands, got {commands!r}: remove the file")
     return commands
 

@@ -84,21 +84,13 @@ def save(
 
 @dataclass(frozen=True)
 class Described:
-    """What is written of a model beside its tensors, and found out once.
+    """What is written of a model beside its tensors, and found out once."""
 
-    Attributes:
-        structure: What the model was made of then.
-        arguments: That were given.
-        host: The key of its host.
-        model: From which the host builds the uncompressed model again.
-        costs: Of the uncompressed model and of the model.
-    """
-
-    structure: str
-    arguments: dict[str, Any]
-    host: str
-    model: dict[str, Any]
-    costs: tuple[Flops, Flops]
+    structure: str  # what the model was made of then
+    arguments: dict[str, Any]  # that were given
+    host: str  # its key
+    model: dict[str, Any]  # from which the host builds the uncompressed model again
+    costs: tuple[Flops, Flops]  # of the uncompressed model and of the model
 
 
 _described: WeakKeyDictionary[nn.Module, Described] = WeakKeyDictionary()

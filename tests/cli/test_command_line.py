@@ -1,11 +1,13 @@
 """The command line itself: how fast it helps, what it completes, its exit codes, and JSON alone on standard output."""
 
 import inspect
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType
@@ -15,15 +17,21 @@ import pytest
 from typer.models import ArgumentInfo
 
 import pmvit
-from pmvit.cli import VERBS, app, completion
+from pmvit.cli import app, completion
+from pmvit.cli.screen import Screen
 from pmvit.config import FinetuneConfig
 from pmvit.data.demo import demo_model
+from pmvit.runtime.bench.table import Benchmark
 from tests.cli.test_cli import listen_to_interrupts
-from tests.helpers import pmvit_here
+from tests.helpers import pmvit_here, small_plan
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 
 HELP = [("--help",), ("run", "--help")]
+VERBS = (
+    *("measure", "plan", "compress", "calibrate", "finetune", "run", "evaluate", "segment", "compare"),
+    *("export", "benchmark", "report", "visualize", "serve", "info", "demo"),
+)
 SLOW = {"torch", "timm", "numpy", "rich", "pydantic"}
 
 
@@ -137,11 +145,34 @@ def test_help_shows_choices_and_defaults_of_the_configuration() -> None:
     assert pmvit_here("plan", "x", "--scope", "everywhere", "--keep", 0.5, "-o", "y").returncode == 2
 
 
-@pytest.mark.parametrize("verb", ["benchmark", "export", "report", "serve"])
-def test_a_device_that_is_not_used_is_refused(verb: str) -> None:
-    result = pmvit_here(verb, "x", "--device", "cuda", *(("-o", "y") if verb == "export" else ()))
-    assert result.returncode == 1
-    assert f"expected cpu, all that {verb} computes on; got cuda" in result.stderr
+def test_a_device_that_cannot_be_used_is_refused_with_a_reason(tmp_path: Path) -> None:
+    for verb in ("benchmark", "report", "serve"):
+        result = pmvit_here(verb, "x", "--device", "cuda:77")
+        assert result.returncode == 1
+        assert "--device: expected one that PyTorch can use here; got cuda:77" in result.stderr
+    written = pmvit_here("export", "x", "-o", "y", "--device", "cuda")
+    assert (
+        "--device: expected cpu, got cuda: what is written is compared there, by ONNX Runtime's CPU" in written.stderr
+    )
+    model = demo_model()
+    pmvit.save(pmvit.compress(model, small_plan(model)), tmp_path / "small")
+    timed = pmvit_here("benchmark", tmp_path / "small", "--device", "meta", "--runtime", "eager,onnxruntime")
+    assert "device: expected cpu for onnx, which run there (ONNX Runtime by its CPU provider); got meta" in timed.stderr
+
+
+def test_a_table_is_wider_than_the_screen_before_a_title_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = Benchmark([]).columns()
+    numbers = [*["123.4"] * 4, *["1.53x [1.50, 1.56]"] * 2, "0.95", "63"]
+    rows = [["eager", "16", "compressed", *numbers], ["onnx", "16", "original-optimized", *numbers]]
+    rows[1][7] = f"does not run: {'many words ' * 12}"
+    monkeypatch.setenv("COLUMNS", "100")
+    for count in (1, 2):
+        with redirect_stdout(io.StringIO()) as said:
+            Screen().table(titles, rows[:count], left=("variant",))
+        words = {word for cells in (titles, *rows[:count]) for cell in cells for word in cell.split()}
+        assert set(said.getvalue().split()) - words <= {"─" * len(line) for line in said.getvalue().splitlines()}
+        assert words <= set(said.getvalue().split())
+        assert count > 1 or max(map(len, said.getvalue().splitlines())) <= 100
 
 
 def test_saved_models_are_completed_beside_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The benchmark: what it compares is what it says, and what it prints can be believed."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -84,6 +85,22 @@ def test_rows_have_everything_and_are_written(small: Any, tmp_path: Path) -> Non
     assert (tmp_path / "benchmark.md").read_text().count("| eager |") == 3
     with Image.open(tmp_path / "benchmark.png") as picture:
         assert picture.width > 300
+
+
+def test_the_baseline_is_the_true_original_where_that_is_at_hand(small: Any) -> None:
+    tuned, wider = copy.deepcopy(small), small_vit(embed_dim=96)
+    with torch.no_grad():
+        next(tuned.parameters()).add_(0.1)
+    asked: list[tuple[Any, Any, str]] = [
+        (small, None, "the original"),
+        (tuned, None, "the same weights uncompressed"),
+        (tuned, small_vit(), "the original"),
+        (tuned, wider, "another model"),
+    ]
+    for model, original, title in asked:
+        result = pmvit.benchmark(model, original=original, against=[], batches=[1], rounds=3, progress=False)
+        assert result.environment["original"] == title
+        assert result.rows[0].gflops == pytest.approx(pmvit.flops(original or small_vit()).gflops)
 
 
 @pytest.mark.parametrize("host", ["beit_base_patch16_224", "eva02_tiny_patch14_224", "vit_relpos_small_patch16_224"])

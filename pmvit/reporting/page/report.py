@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from pmvit.data.demo import DEMO
@@ -36,6 +37,7 @@ def report(
     benchmark: str | Path | None = None,
     comparison: str | Path | None = None,
     workers: int = 2,
+    device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> Path:
     """Write a page about a compressed model: numbers before and after, what each block keeps, how it was made.
@@ -55,6 +57,7 @@ def report(
         benchmark: `benchmark.json` of `pmvit benchmark`; that in the folder if not given.
         comparison: `comparison.json` of `pmvit compare`; that in the folder if not given.
         workers: Processes that read images.
+        device: Where accuracy is measured; speed is that of the CPU.
         progress: Show progress bars.
 
     Returns:
@@ -66,7 +69,7 @@ def report(
     path, output = Path(path), Path(output)
     if output.is_dir():
         raise PmvitError(f"expected the name of a file to write, got the folder {output}: use {output / 'report.html'}")
-    saved = open_saved(path, original)
+    saved = open_saved(path, original, device)
     store = output.with_suffix(".json")
     of, found = _key(saved, data, limit), _known(saved, store, data, original, limit)
     if found is None and data is not None:

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from pmvit.errors import PmvitError
@@ -156,6 +157,7 @@ def make_server(
     original: str | Path | nn.Module | None = None,
     names: str | Path | None = None,
     limits: Limits | None = None,
+    device: str | torch.device = "cpu",
 ) -> Server:
     """Load a model and bind its page to a port; `serve_forever` of the result then answers.
 
@@ -165,7 +167,7 @@ def make_server(
     if not 0 <= port <= 65535:
         raise PmvitError(f"port: expected a number from 0 to 65535, got {port}")
     limits = limits or Limits()
-    saved = open_saved(Path(path), original)
+    saved = open_saved(Path(path), original, device)
     page = (
         environment()
         .get_template("serve.html")
@@ -195,6 +197,7 @@ def serve(
     names: str | Path | None = None,
     limits: Limits | None = None,
     say: Any = print,
+    device: str | torch.device = "cpu",
 ) -> None:
     """Start a local page to try a compressed model beside its original; it answers until it is interrupted.
 
@@ -207,11 +210,12 @@ def serve(
         names: A text file with the names of the classes, one a line.
         limits: How large images may be.
         say: Gets the address in a sentence, once the page answers.
+        device: Where both models compute.
 
     Raises:
         PmvitError: If the model cannot be loaded, or the port is taken.
     """
-    server = make_server(path, port=port, original=original, names=names, limits=limits)
+    server = make_server(path, port=port, original=original, names=names, limits=limits, device=device)
     with server:
         try:
             say(f"try it at {server.address} (Ctrl-C ends it)")

@@ -20,7 +20,7 @@ from pmvit.reporting.pictures.colours import palette
 from pmvit.reporting.pictures.segment import label_pixels
 from pmvit.reporting.pictures.segmentation import SegmentedImage
 from pmvit.reporting.saved_model import SavedModel
-from pmvit.runtime.bench.timing import interleave
+from pmvit.runtime.bench.timing import interleave, run_to_end
 from pmvit.runtime.optimize import optimize_for_inference
 
 SECONDS, MOST_ROUNDS = 0.6, 9  # an image is timed for about so long, in so many rounds at most
@@ -49,9 +49,9 @@ class Trial:
         """What the page shows of an image, as JSON data: `picture`, `seconds` by model, and the answers of both."""
         prepared = self._images.prepare(picture)
         result: dict[str, Any] = {"picture": data_uri(self._images.picture(prepared))}
-        image = prepared[None]
+        image = prepared[None].to(next(self._model.parameters()).device)
         with self._lock, torch.inference_mode():
-            runs = {name: partial(predict, model, image) for name, model in self.models.items()}
+            runs = {name: partial(run_to_end, partial(predict, model), image) for name, model in self.models.items()}
             begun = time.perf_counter()
             outputs = {name: run() for name, run in runs.items()}
             took = (time.perf_counter() - begun) or 1e-3

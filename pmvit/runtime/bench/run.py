@@ -19,7 +19,7 @@ from pmvit._system import keep_freed_memory
 from pmvit.compression import compress, plan_of
 from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
-from pmvit.evaluation.reference import TITLES
+from pmvit.evaluation.reference import reference_for
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring.flops import flops
@@ -27,7 +27,7 @@ from pmvit.methods import Evit, Tome
 from pmvit.progress import track
 from pmvit.runtime.bench.memory import Openable, peak_memory
 from pmvit.runtime.bench.table import Benchmark, BenchmarkRow
-from pmvit.runtime.bench.timing import interleave, speedup
+from pmvit.runtime.bench.timing import interleave, run_to_end, speedup
 from pmvit.runtime.bench.variants import VARIANTS, original, variant, with_all_kept, with_operations_in_place
 from pmvit.runtime.export.quantize import QUANTIZERS
 from pmvit.runtime.export.run import built_in_images
@@ -52,11 +52,14 @@ def benchmark(
     threads: int | None = None,
     images: Tensor | None = None,
     memory: bool = False,
+    original: str | Path | nn.Module | None = None,
+    device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> Benchmark:
     """Measure the speed of a compressed model against others made of the same weights, side by side.
 
-    The baseline, called original, is the same weights uncompressed: the speed of the true original is the same.
+    The baseline, called original, is what the model was made of if that is at hand, else the same weights uncompressed;
+    `environment["original"]` says which.
 
     Args:
         model: What `compress` or `load` returned.
@@ -69,7 +72,9 @@ def benchmark(
         rounds: How often each variant takes its turn.
         threads: CPU threads of every runtime.
         images: Prepared images to run on, and to calibrate on; built-in pictures if left out.
-        memory: Measure peak memory too, each variant in a process of its own.
+        memory: Measure peak memory too, each variant in a process of its own; on the CPU alone.
+        original: Where the original is: a model, or a name or path as `create_model` takes it.
+        device: Where eager and compile run; other runtimes have the CPU alone.
         progress: Show a bar.
 
     Raises:
@@ -79,13 +84,23 @@ def benchmark(
         raise PmvitError("expected a model that a plan compressed to benchmark; this one is not compressed by a plan")
     if not batches or min(batches) < 1 or rounds < 2:
         raise PmvitError(f"expected batch sizes of 1 and more and rounds of 2 and more; got {batches} and {rounds}")
-    model = copy.deepcopy(model).to("cpu", torch.float32)
     names = list(dict.fromkeys(["original", *against]))
     for name in names:
         if name.removesuffix(INT8) not in VARIANTS:
             raise PmvitError(f"expected variants among {', '.join(VARIANTS)}, with {INT8} or without; got {name!r}")
     runtimes = known_runtimes(runtimes)
-    makers: Makers = {name: partial(variant, name.removesuffix(INT8), model) for name in names}
+    on_cpu = [name for name in runtimes if name not in PYTORCH]
+    if on_cpu and torch.device(device).type != "cpu":
+        raise PmvitError(
+            f"device: expected cpu for {', '.join(on_cpu)}, which run there (ONNX Runtime by its CPU provider); got "
+            f"{device}, where {' and '.join(PYTORCH)} run"
+        )
+    baseline = reference_for(model, original)
+    model, whole = (copy.deepcopy(each).to(device, torch.float32) for each in (model, baseline.model))
+    makers: Makers = {
+        name: partial(variant, name.removesuffix(INT8), whole if name.startswith("original") else model)
+        for name in names
+    }
     result = measure(
         model,
         makers,
@@ -94,10 +109,11 @@ def benchmark(
         rounds=rounds,
         threads=threads,
         images=images,
-        memory=memory,
+        memory=memory and torch.device(device).type == "cpu",
+        device=device,
         progress=progress,
     )
-    return Benchmark(result.rows, {**result.environment, "original": TITLES["uncompressed"]})
+    return Benchmark(result.rows, {**result.environment, "original": baseline.title})
 
 
 def known_runtimes(names: Sequence[str]) -> list[str]:
@@ -109,12 +125,19 @@ def known_runtimes(names: Sequence[str]) -> list[str]:
     return known
 
 
-def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: int | None = None) -> Benchmark:
+def overhead(
+    model: nn.Module,
+    *,
+    batch: int = 16,
+    rounds: int = 20,
+    threads: int | None = None,
+    device: str | torch.device = "cpu",
+) -> Benchmark:
     """What the operations cost where nothing is compressed (the paper's Table IV), in eager PyTorch.
 
     They run on all tokens in another order; a plan that keeps all as they are is found to have nothing to do.
     """
-    model = copy.deepcopy(model).to("cpu", torch.float32)
+    model = copy.deepcopy(model).to(device, torch.float32)
     placed = with_operations_in_place(model)
     whole = original(model, "eager")
     models = {
@@ -129,7 +152,7 @@ def overhead(model: nn.Module, *, batch: int = 16, rounds: int = 20, threads: in
         patches = host_of(model).layouts()[0].num_patches
         models["evit, fusing one token a stage"] = compress(whole, Evit(keep=1 - 1 / patches))
     makers: Makers = {name: partial(ready, model) for name, model in models.items()}
-    return measure(placed, makers, batches=[batch], rounds=rounds, threads=threads)
+    return measure(placed, makers, batches=[batch], rounds=rounds, threads=threads, device=device)
 
 
 def ready(model: nn.Module, _target: Target) -> nn.Module:
@@ -147,6 +170,7 @@ def measure(
     threads: int | None = None,
     images: Tensor | None = None,
     memory: bool = False,
+    device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> Benchmark:
     """Measure what makers make; one of them is called `original`, and `model` says what images they take."""
@@ -155,7 +179,7 @@ def measure(
     size = host_of(model).input_size()
     if images is not None and tuple(images.shape[1:]) != size:
         raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
-    shown = images if images is not None else built_in_images(size, max(*batches, 32))
+    shown = (images if images is not None else built_in_images(size, max(*batches, 32))).to(device)
     rows: list[BenchmarkRow] = []
     keeps = keep_freed_memory()
     torch.set_num_threads(threads)
@@ -171,8 +195,9 @@ def measure(
                 rows += _take_turns(makers, runtime, some.split(batch), rounds, threads, Path(folder), saved)
     finally:
         torch.set_num_threads(before)
-    kept = {"freed memory": "kept" if keeps else "given back"}
-    return Benchmark(rows, {**_environment(runtimes, threads, rounds), **kept})
+    is_cpu = torch.device(device).type == "cpu"
+    where = {"freed memory": "kept" if keeps else "given back"} if is_cpu else {"device": str(device)}
+    return Benchmark(rows, {**_environment(runtimes, threads, rounds), **where})
 
 
 def _take_turns(
@@ -196,7 +221,7 @@ def _take_turns(
             costs[name] = flops(make(target)).gflops
             calibration = batches if name.endswith(INT8) else ()
             runs[name], file = _open(make, runtime, images, calibration, threads, folder / str(number))
-            runs[name](images)
+            run_to_end(runs[name], images)
             if saved is not None:
                 openable = Openable(runtime, file, saved, name.removesuffix(INT8))
                 peaks[name] = peak_memory(openable, tuple(images.shape), threads)
@@ -205,7 +230,7 @@ def _take_turns(
             failures[name] = first_line(error)
     if "original" not in runs:
         raise PmvitError(f"{runtime} does not run the original model: {failures['original']}")
-    times = interleave({name: partial(run, images) for name, run in runs.items()}, rounds)
+    times = interleave({name: partial(run_to_end, run, images) for name, run in runs.items()}, rounds)
     rows = []
     for name in makers:
         row = BenchmarkRow(name, runtime, len(images), costs.get(name), failure=failures.get(name))

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from pmvit.hosts.outputs import as_module
 from pmvit.numbers.bootstrap import bootstrap, median
 from pmvit.numbers.estimates import Estimate
 from pmvit.planning import Plan
+
+T = TypeVar("T")
 
 
 def interleave(variants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
@@ -42,13 +45,17 @@ def speedup(times: Mapping[str, list[float]], variant: str, baseline: str) -> Es
 def compare(models: Mapping[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
     """Time the models on the same images, in turns."""
 
-    def run(model: nn.Module) -> None:
-        model(images)
-        if images.device.type != "cpu":
-            torch.accelerator.synchronize()
-
     with torch.inference_mode():
-        return interleave({name: partial(run, as_module(model)) for name, model in models.items()}, rounds)
+        runs = {name: partial(run_to_end, as_module(model), images) for name, model in models.items()}
+        return interleave(runs, rounds)
+
+
+def run_to_end(run: Callable[[Tensor], T], images: Tensor) -> T:
+    """Run on images, and wait until their device is done."""
+    result = run(images)
+    if images.device.type != "cpu":
+        torch.accelerator.synchronize()
+    return result
 
 
 def speedup_meter(model: nn.Module, images: Tensor, rounds: int = 9) -> Callable[[Plan], float]:
