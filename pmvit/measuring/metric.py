@@ -29,7 +29,7 @@ from pmvit.hosts.outputs import predict
 from pmvit.measuring.cost_run import first_images, probe
 from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
 from pmvit.measuring.listener import precise
-from pmvit.measuring.schedules import SHARES, Schedule, Tokens, adaptive_macs, search
+from pmvit.measuring.schedules import SHARES, Schedule, Search, Tokens, adaptive_macs
 from pmvit.progress import Bar
 from pmvit.tensors import read_tensors, read_texts, write_tensors
 from pmvit.wrapping import compression_of, fingerprint
@@ -336,18 +336,23 @@ def _schedules(
     is_logits, device = host.outputs().gives_logits, next(model.parameters()).device
     expected = [predict(model, batch.to(device)) for batch in batches]
 
-    def tried(merges: tuple[int, ...]) -> float:
+    def tried(merges: tuple[int, ...], few: bool) -> float:
+        used = batches[: max(len(batches) // 4, 1)] if few else batches
         with merging(model, merges, projections, config.isolation, config.size_weight):
             found = [
                 divergence(predict(model, batch.to(device)), original, is_logits) * len(batch)
-                for batch, original in zip(batches, expected, strict=True)
+                for batch, original in zip(used, expected, strict=False)
             ]
-        return sum(found) / sum(map(len, batches))
+        return sum(found) / sum(map(len, used))
 
     layout = host.layout
-    tokens = Tokens(layout.num_patches, layout.num_prefix, projections.shape[-1], config.isolation)
+    search = Search(cost, Tokens(layout.num_patches, layout.num_prefix, projections.shape[-1], config.isolation), tried)
+    schedules = []
     with Bar("try schedules", len(SHARES), show=progress) as bar:
-        found = tuple(search(cost, tokens, tried, bar.advance))
+        for share in SHARES:
+            schedules.append(search.best_for(share))
+            bar.advance()
+    found = tuple(schedule for schedule in schedules if schedule is not None)
     if not found or not all(math.isfinite(schedule.divergence) for schedule in found):
         raise PmvitError(
             f"expected several blocks on several patches, and finite outputs; got {layout.num_patches} patches"

@@ -17,6 +17,7 @@ SHARES = (0.8, 0.7, 0.6, 0.5, 0.42)  # of the blocks' multiply-accumulates, for 
 MOST_STEPS = 6
 STEP_WORTH = 1.06  # one step more has to lower the divergence by so much: comparing tokens takes time
 TILTS = (-0.6, -0.3, 0.0, 0.3, 0.6)
+WORSE = 1.05  # a schedule that is so much worse for a few images is not tried on all
 BETTER = 0.98  # a schedule is better if its divergence is so much lower: less is chance
 
 
@@ -116,45 +117,48 @@ class Shape(NamedTuple):
                 yield Shape(blocks, tilt)
 
 
-def search(
-    cost: ModelCost, tokens: Tokens, divergence: Callable[[tuple[int, ...]], float], advance: Callable[[], None]
-) -> Iterator[Schedule]:
-    """The best schedules found, for every share that can be reached.
+class Search:
+    """Finds schedules for one budget after the other.
 
     Args:
         cost: What the blocks cost.
         tokens: Of the model.
-        divergence: What merges before each block do to the output.
-        advance: Called after every share.
+        divergence: What merges before each block do to the output, for all images or for a few of them.
     """
-    depth = len(cost.blocks)
-    best = Shape(tuple(sorted({round(depth * share) for share in (1 / 3, 1 / 2, 2 / 3)} & set(range(depth)))), 0.0)
-    for share in SHARES:
-        most = cost.outside + share * (cost.macs - cost.outside)
-        known: dict[tuple[int, ...], float] = {}
 
-        def merges_of(shape: Shape, most: float = most) -> tuple[int, ...] | None:
-            def fits(merges: tuple[int, ...]) -> bool:
-                return adaptive_macs(cost, tokens, merges) <= most
+    def __init__(self, cost: ModelCost, tokens: Tokens, divergence: Callable[[tuple[int, ...], bool], float]) -> None:
+        self.cost, self.tokens, self.divergence = cost, tokens, divergence
+        self.depth = len(cost.blocks)
+        middle = {round(self.depth * share) for share in (1 / 3, 1 / 2, 2 / 3)} & set(range(self.depth))
+        self.best = Shape(tuple(sorted(middle)), 0.0)
+        self.known: dict[tuple[tuple[int, ...], bool], float] = {}
 
-            return fitted(shape.weights(depth), tokens.patches, fits)
+    def best_for(self, share: float) -> Schedule | None:
+        """The best schedule that was found for this share of the blocks' work; `None` if it cannot be reached."""
+        most = self.cost.outside + share * (self.cost.macs - self.cost.outside)
+        lowest, improved = self._value(self.best, most), True
+        while improved:
+            improved = False
+            for shape in self.best.neighbours(self.depth):
+                if self._value(shape, most, few=True) > WORSE * self._value(self.best, most, few=True):
+                    continue
+                if (found := self._value(shape, most)) < BETTER * lowest:
+                    self.best, lowest, improved = shape, found, True
+                    break
+        merges = self._merges(self.best, most)
+        return None if merges is None else Schedule(share, merges, self.known[merges, False])
 
-        def value(shape: Shape, known: dict[tuple[int, ...], float] = known) -> float:
-            merges = merges_of(shape)
-            if merges is None:
-                return float("inf")
-            if merges not in known:
-                known[merges] = divergence(merges)
-            return known[merges] * STEP_WORTH ** sum(r > 0 for r in merges)
+    def _merges(self, shape: Shape, most: float) -> tuple[int, ...] | None:
+        def fits(merges: tuple[int, ...]) -> bool:
+            return adaptive_macs(self.cost, self.tokens, merges) <= most
 
-        lowest = value(best)
-        while True:
-            found = {shape: value(shape) for shape in best.neighbours(depth)}
-            nearby = min(found, key=lambda shape: found[shape])
-            if found[nearby] >= BETTER * lowest:
-                break
-            best, lowest = nearby, found[nearby]
-        merges = merges_of(best)
-        if merges is not None:
-            yield Schedule(share, merges, known[merges])
-        advance()
+        return fitted(shape.weights(self.depth), self.tokens.patches, fits)
+
+    def _value(self, shape: Shape, most: float, few: bool = False) -> float:
+        """The divergence of a schedule, raised by what its steps are worth."""
+        merges = self._merges(shape, most)
+        if merges is None:
+            return float("inf")
+        if (merges, few) not in self.known:
+            self.known[merges, few] = self.divergence(merges, few)
+        return self.known[merges, few] * STEP_WORTH ** sum(r > 0 for r in merges)
