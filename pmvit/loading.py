@@ -29,7 +29,8 @@ from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
 from pmvit.hosts.timm import features as timm_features
 from pmvit.hosts.timm.model import FORBIDDEN_ARGUMENTS
-from pmvit.saving.models import load, load_tensors, read_tensors
+from pmvit.saving.models import load, load_tensors
+from pmvit.tensors import read_tensors
 from pmvit.wrapping import fingerprint
 
 Tensors = dict[str, Tensor]

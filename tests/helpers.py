@@ -18,7 +18,7 @@ from pmvit import methods
 from pmvit.cli import main
 from pmvit.data.demo import demo_images
 from pmvit.planning import Plan
-from pmvit.saving.models import read_tensors
+from pmvit.tensors import read_tensors
 from pmvit.training.checkpoint import Checkpoints, select
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import

@@ -15,7 +15,8 @@ from pmvit.measuring import Scores
 from pmvit.pipeline import RESULTS_FILE
 from pmvit.reporting.blocks import describe_blocks
 from pmvit.saving.commands import read_commands
-from pmvit.saving.models import CONFIG_FILE, load, read_metadata
+from pmvit.saving.models import CONFIG_FILE, load
+from pmvit.tensors import read_texts
 from pmvit.training.metrics import read_metrics
 from pmvit.training.record import FILE as FINETUNE_FILE
 
@@ -75,7 +76,7 @@ def open_saved(
     if compression is None:
         raise PmvitError(f"expected a compressed model to report on; {path} is not compressed: use `pmvit compress`")
     is_folder = path.is_dir()
-    text = (path / CONFIG_FILE).read_text(encoding="utf-8") if is_folder else read_metadata(path)[CONFIG_FILE]
+    text = (path / CONFIG_FILE).read_text(encoding="utf-8") if is_folder else read_texts(path)[CONFIG_FILE]
     scores = path / SCORES_FILE if is_folder else path.with_suffix(f".{SCORES_FILE}")
     tuning, stages = (
         read_json(path / name) if (path / name).exists() else None for name in (FINETUNE_FILE, RESULTS_FILE)

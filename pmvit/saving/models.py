@@ -7,27 +7,36 @@ import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pmvit.compression import Original, compression_of, decompress, wrap
+from pmvit.compression import Original, compression_of, decompress, set_budget, wrap
+from pmvit.config import PlanOptions
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields, check_writable, parse_document, read_document, write_atomically, write_text
+from pmvit.files import check_fields, check_writable, parse_document, read_document, write_text
 from pmvit.hosts import OLD_FAMILIES, Host, host_class, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.flops import Flops, flops
+from pmvit.planning import AdaptivePlan
 from pmvit.saving.card import CardDetails, write_card
 from pmvit.saving.commands import read_commands, versions
+from pmvit.tensors import read_tensors, read_texts, write_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 FORMAT, VERSION = "pmvit-model", 2
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-RECIPES = {"plan": "pmvit.planning:Plan.from_json", "method": "pmvit.methods:Method.from_json"}  # by kind
+RECIPES = {  # by kind
+    "plan": "pmvit.planning:Plan.from_json",
+    "adaptive": "pmvit.planning:AdaptivePlan.from_json",
+    "method": "pmvit.methods:Method.from_json",
+}
+OF_RECIPE = "pmvit."  # what the names of tensors begin with that a recipe brings
 
 
 def save(
@@ -39,8 +48,8 @@ def save(
 
     Args:
         model: What `compress` returned, or an original model.
-        path: A folder, which gets `model.safetensors`, `config.json`, `plan.json` (or `method.json`) and a model card,
-            `README.md`; or a single file that ends in `.safetensors` and holds the first three.
+        path: A folder, which gets `model.safetensors`, `config.json`, `plan.json` (`adaptive.json`, `method.json`) and
+            a model card, `README.md`; or a single file that ends in `.safetensors` and holds the first three.
         arguments: What the host library's model was created with, as far as it cannot be read off the model; an error
             asks for it where it is needed.
         card: What the model card says that cannot be read off the model: accuracy, how it was made.
@@ -59,7 +68,10 @@ def save(
         documents[f"{compression.what.kind}.json"] = compression.what.to_json()
         original = _moved(compression.original, path, to_file=True)
         record = {"kind": compression.what.kind, "learn": compression.learn, "original": asdict(original)}
-    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    tensors = dict(model.state_dict())
+    if compression is not None and isinstance(compression.what, AdaptivePlan):
+        tensors |= {f"{OF_RECIPE}{name}": value for name, value in compression.what.tensors().items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     config = {
         "format": FORMAT,
         "version": VERSION,
@@ -74,9 +86,9 @@ def save(
     config["sha256"] = _checksums(config, documents, tensors)
     documents[CONFIG_FILE] = json.dumps(config, indent=1) + "\n"
     if path.suffix == ".safetensors":
-        write_atomically(path, lambda temporary: save_file(tensors, temporary, documents))
+        write_tensors(path, tensors, documents)
         return
-    write_atomically(path / MODEL_FILE, lambda temporary: save_file(tensors, temporary))
+    write_tensors(path / MODEL_FILE, tensors)
     write_card(path, model, config, described.costs, card or CardDetails())
     for name, text in documents.items():  # the configuration last: with its checksums it vouches for the others
         write_text(path / name, text)
@@ -155,8 +167,14 @@ def _checksums(config: dict[str, Any], documents: dict[str, str], tensors: dict[
     }
 
 
-def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
+def load(path: str | Path, *, device: str | torch.device = "cpu", **budget: "Unpack[PlanOptions]") -> nn.Module:
     """Make the model that `save` wrote: no network, nothing unpickled, the same logits to the last bit.
+
+    Args:
+        path: What `save` wrote.
+        device: Where the model goes.
+        budget: For a model with an adaptive plan, another budget than it was saved with, as `gflops=0.8`: see
+            `set_budget`.
 
     Raises:
         PmvitError: If a file is missing, cut short, changed since it was saved, or not pmvit's.
@@ -184,9 +202,15 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
         kind = record["kind"]
         if kind not in RECIPES or f"{kind}.json" not in documents:
             raise PmvitError(f"{path}: expected a model with its {' or '.join(RECIPES)}; got one with {kind!r}")
-        what = resolve_name(RECIPES[kind])(documents[f"{kind}.json"], f"{path}: {kind}")
+        brought = {}
+        if kind == AdaptivePlan.kind:
+            names = [name for name in tensors if name.startswith(OF_RECIPE)]
+            brought = {"tensors": {name.removeprefix(OF_RECIPE): tensors.pop(name) for name in names}}
+        what = resolve_name(RECIPES[kind])(documents[f"{kind}.json"], f"{path}: {kind}", **brought)
         wrap(model, what, record["learn"], _found(record["original"], path))
     load_tensors(model, tensors, str(path), assign=True)
+    if budget:
+        set_budget(model, **budget)
     return model.to(device).eval()
 
 
@@ -266,32 +290,10 @@ def _open_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str], dict[str
 
 def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Tensor]]:
     """Configuration, other documents and tensors of a single file."""
-    documents = read_metadata(path)
+    documents = read_texts(path)
     if CONFIG_FILE not in documents:
         raise PmvitError(f"{path} holds weights but no pmvit model: load it as the weights of an architecture instead")
     return _parse_config(documents.pop(CONFIG_FILE), f"{path}: config"), documents, read_tensors(path)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file."""
-    with _opened(path) as file:
-        return file.metadata() or {}
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, copied to where PyTorch puts its own.
-
-    In the file they begin anywhere, and products with numbers that are not aligned are rounded in another order.
-    """
-    with _opened(path) as file:
-        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # it is no mapping
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise PmvitError(f"expected a whole safetensors file at {path}; it cannot be read ({error})") from None
 
 
 def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, assign: bool = False) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document, write_atomically
-from pmvit.saving.models import read_metadata, read_tensors
+from pmvit.tensors import read_tensors, read_texts
 
 FORMAT, VERSION = "pmvit-checkpoint", 1
 
@@ -127,7 +127,7 @@ class Checkpoints:
         Raises:
             PmvitError: If the file is cut short or something else.
         """
-        text = read_metadata(path).get(FORMAT)
+        text = read_texts(path).get(FORMAT)
         if text is None:
             raise PmvitError(f"expected a checkpoint written by pmvit at {path}; it is another safetensors file")
         document = parse_document(text, FORMAT, VERSION, str(path))

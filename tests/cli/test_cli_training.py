@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import pmvit
-from pmvit.saving.models import read_tensors
+from pmvit.tensors import read_tensors
 from tests.cli.test_cli import listen_to_interrupts
 from tests.helpers import make_pictures, pmvit_command, pmvit_here, same, small_plan, small_vit
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import pmvit
-from pmvit.saving.models import read_tensors
+from pmvit.tensors import read_tensors
 from pmvit.training.signals import StoppedError
 from tests.helpers import make_pictures, small_plan, small_vit
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pmvit
-from pmvit.saving.models import read_tensors
+from pmvit.tensors import read_tensors
 from pmvit.training.metrics import read_metrics
 from tests.helpers import make_pictures, small_plan, small_vit
 

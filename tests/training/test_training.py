@@ -12,7 +12,7 @@ from torch import nn
 
 import pmvit
 from pmvit.evaluation.classification import Evaluation
-from pmvit.saving.models import read_tensors
+from pmvit.tensors import read_tensors
 from pmvit.training.checkpoint import Checkpoints, select
 from pmvit.training.loss import token_distance
 from pmvit.training.metrics import read_metrics
