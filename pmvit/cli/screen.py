@@ -7,10 +7,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -87,19 +86,17 @@ console = Screen()
 def print_json(data: Any) -> None:
     """Print the one JSON document that a verb with --json gives; a number that is not finite is null."""
     try:
-        sys.stdout.write(json.dumps(_plain(data), indent=1, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(_finite(data), indent=1, allow_nan=False, default=str) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         end_of_pipe()
 
 
-def _plain(data: Any) -> Any:
-    if isinstance(data, Mapping):
-        return {str(name): _plain(value) for name, value in data.items()}
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: _finite(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [_plain(value) for value in data]
-    if isinstance(data, Path):
-        return str(data)
+        return [_finite(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 

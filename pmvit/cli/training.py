@@ -84,7 +84,7 @@ def calibrate(
         ignored = {**tuning, "epoch_images": epoch_images, "val": val}
         opt.refuse("expected without --biases-only, which learns nothing more", ignored)
     config = _config(_start("calibrate"), tuning, device)
-    _begin(config, device)
+    _, is_main = _begin(config, device)
     result = pmvit.calibrate(
         open_model(str(model), {}),
         data,
@@ -96,6 +96,8 @@ def calibrate(
         distill=distill,
         epoch_images=epoch_images or EPOCH_IMAGES,
     )
+    if is_main:
+        remember_command(output, after=model)
     if distill:
         _print_tuned(result.best, result.best_epoch, config.epochs)
     console.print(f"calibrated model: {output}")

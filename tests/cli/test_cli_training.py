@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pmvit
+from pmvit.saving.commands import read_commands
 from pmvit.tensors import read_tensors
 from tests.cli.test_cli import listen_to_interrupts
 from tests.helpers import make_pictures, pmvit_command, pmvit_here, same, small_plan, small_vit
@@ -146,6 +147,7 @@ def test_calibrate_goes_on_and_needs_no_labels(start: Path, tmp_path: Path) -> N
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)["steps"] == 4
     assert json.loads(pmvit_here(*command).stdout) == json.loads(first.stdout)
+    assert "pmvit calibrate" in read_commands(tmp_path / "out")[-1]["command"]
     assert not same(read_tensors(tmp_path / "out/model.safetensors"), read_tensors(start / "small/model.safetensors"))
     refused = pmvit_here("calibrate", start / "small", "--data", folder, "-o", start / "small")
     assert "would overwrite the one it is made of" in refused.stderr
