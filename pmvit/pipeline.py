@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ from torch import nn
 
 from pmvit._system import this_process, wait_for_all
 from pmvit.compression import compress
-from pmvit.config import FinetuneConfig, MeasureOptions, MergeCostConfig, PlanConfig, ScoreConfig
+from pmvit.config import FinetuneConfig, MeasureOptions, MergeCostConfig, MetricConfig, PlanConfig, ScoreConfig
+from pmvit.config.measuring import Measurement
 from pmvit.config.training import Learn
 from pmvit.data.loaders import Broken
 from pmvit.errors import PmvitError
@@ -18,9 +19,9 @@ from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
 from pmvit.files import check_fields, check_writable, config_from, read_document, write_text
 from pmvit.loading import open_loader, open_validation
-from pmvit.measuring import MergeCosts, Scores, measure_by, measure_config, read_measured
+from pmvit.measuring import MeasureConfig, Measured, measure_by, measure_config, read_measured
 from pmvit.measuring.flops import flops
-from pmvit.planning import Plan, plan_by
+from pmvit.planning import AnyPlan, plan_by
 from pmvit.saving.card import CardDetails, write_card
 from pmvit.saving.models import CONFIG_FILE, check_savable, load, save
 from pmvit.training import finetune
@@ -31,14 +32,15 @@ OLD_MERGE_COSTS = "prices.json"
 FORMAT, VERSION = "pmvit-run", 2
 
 
-def measured_file(output: Path, config: ScoreConfig | MergeCostConfig) -> Path:
+def measured_file(output: Path, config: MeasureConfig) -> Path:
     """Where what is measured for a model goes: into its folder, or beside its file."""
-    name = "scores" if isinstance(config, ScoreConfig) else "merge_costs"
-    return output.with_suffix(f".{name}.json") if output.suffix == ".safetensors" else output / f"{name}.json"
+    names = {ScoreConfig: "scores.json", MergeCostConfig: "merge_costs.json", MetricConfig: "metric.safetensors"}
+    name = names[type(config)]
+    return output.with_suffix(f".{name}") if output.suffix == ".safetensors" else output / name
 
 
 def measure_path(
-    config: ScoreConfig | MergeCostConfig,
+    config: MeasureConfig,
     model: nn.Module,
     data: str | Path,
     output: Path,
@@ -47,11 +49,11 @@ def measure_path(
     workers: int = 2,
     first_label: int | None = None,
     progress: bool = True,
-) -> tuple[Scores | MergeCosts, Broken]:
+) -> tuple[Measured, Broken]:
     """Measure on the images of a path, and write what comes out to a file; also, which images could not be read.
 
-    Several processes share the images of scores, whose partial sums are kept beside the file until all is done. Merge
-    costs, for which a few hundred images are enough, are measured by the first process alone.
+    Several processes share the images of scores, whose partial sums are kept beside the file until all is done. A
+    metric or merge costs, for which a few hundred images are enough, are measured by the first process alone.
     """
     check_writable(output)
     process, processes = this_process()
@@ -94,7 +96,7 @@ def run(
     measure_batch_size: int = 64,
     epoch_images: int | None = None,
     first_label: int | None = None,
-    meter: Callable[[Plan], float] | None = None,
+    meter: Callable[[AnyPlan], float] | None = None,
     progress: bool = True,
 ) -> RunResults:
     """Make a faster model of a pretrained one, from measuring to fine-tuned weights, stage by stage.
@@ -123,7 +125,8 @@ def run(
     """
     folder = Path(output)
     tuning = finetune_config or FinetuneConfig()
-    measuring = measure_config(model, plan_config.measurement, measure_options or {})
+    method = plan_config.measurement or (None if measure_options else _method_of(folder))
+    measuring = measure_config(model, method, measure_options or {})
     process = this_process()
     is_main = process[0] == 0
     evaluated = (folder / RESULTS_FILE).exists()
@@ -163,6 +166,19 @@ def run(
     return read_results(folder)
 
 
+def _method_of(folder: Path) -> Measurement | None:
+    """What the run that a folder holds has measured, so that it goes on with that where nothing else is asked for."""
+    if not (folder / RUN_FILE).exists():
+        return None
+    document = read_document(folder / RUN_FILE, FORMAT, VERSION)
+    measured = document.get("measure") or document.get("score") or {}
+    own: dict[str, Measurement] = {"numbers": "adaptive", "parts": "measured", "scorer": "scored"}
+    found = next((method for field, method in own.items() if field in measured), None)
+    if document["version"] == 1 and (folder / OLD_MERGE_COSTS).exists():
+        return "measured"  # options of scores were written down then, too
+    return found
+
+
 def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
     """Write down which run this folder is for, or see that it is for the same one."""
     path = folder / RUN_FILE
@@ -171,6 +187,7 @@ def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
             write_text(path, json.dumps({"format": FORMAT, "version": VERSION, **what}, indent=1) + "\n")
         return
     document = _upgraded(read_document(path, FORMAT, VERSION), what, str(path))
+    document["plan"] = {field.name: field.default for field in fields(PlanConfig)} | document["plan"]
     check_fields(document, ("format", "version", *what), str(path))
     for name, here in json.loads(json.dumps(what)).items():
         there = document[name]

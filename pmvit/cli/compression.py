@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pmvit.measuring.flops import Flops
     from pmvit.methods import Method as Other
-    from pmvit.planning import Plan
+    from pmvit.planning import AnyPlan
     from pmvit.saving.card import CardDetails
 
 SHARED = ("keep", "gflops", "skip")  # options of a plan that another method may have, too
@@ -45,12 +45,15 @@ def measure(
     method: opt.PlanMethod = None,
     device: opt.Device = "cpu",
 ) -> dict[str, Any]:
-    """Measure what merging tokens costs, or how much each token matters; write it as JSON for `plan`."""
-    from pmvit.measuring import Scores, measure_config
+    """Measure how much differences of tokens matter, what merges cost, or how much each token matters, for `plan`.
+
+    A metric, for adaptive plans, is written as safetensors, the others as JSON.
+    """
+    from pmvit.measuring import measure_config
 
     network = common.open_model(model, making, common.join_processes(device)[0])
     found = common.measured_on(data, measure_config(network, method, measuring), network, output, reading)
-    kind = "scores" if isinstance(found, Scores) else "merge costs"
+    kind = {"Scores": "scores", "MergeCosts": "merge costs"}.get(type(found).__name__, "metric")
     console.print(f"{kind} from {found.images} images: {output}")
     return {"measured": output, "kind": kind, "images": found.images}
 
@@ -62,7 +65,7 @@ def plan(
     planning: Annotated[PlanOptions, opt.Fields(PlanConfig, but=("speedup",))],
     method: opt.PlanMethod = None,
 ) -> dict[str, Any]:
-    """Decide which tokens of each block are kept, merged and pruned; write the plan and draw it."""
+    """Decide how many tokens merge before each block, or which are kept, merged and pruned; write the plan, draw it."""
     import pmvit
     from pmvit.measuring import read_measured
     from pmvit.planning.drawing import table
@@ -71,9 +74,10 @@ def plan(
     made = pmvit.plan(read_measured(measured), **planning)
     made.save(output)
     console.print(table(made))
-    console.print(made.draw(console.rich.width))
+    if isinstance(made, pmvit.Plan):
+        console.print(made.draw(console.rich.width))
     console.print(f"plan: {output}")
-    return {"plan": output, "blocks": blocks_of(made)}
+    return {"plan": output, "blocks": made.blocks}
 
 
 @opt.verb
@@ -95,9 +99,10 @@ def compress(
 ) -> dict[str, Any] | None:
     """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
-    By default, what merges change in the predictions is measured. Where attention stays inside windows, and with
-    options that only scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --method tome, evit,
-    tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
+    By default the plan adapts to the image: it says how many tokens merge, every image chooses which. --method measured
+    makes a fixed plan of the cheapest merges. Where attention stays inside windows, and with options that only scores
+    have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --method tome, evit, tofu, ... (docs/methods.md)
+    compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
     from pmvit import methods
@@ -105,7 +110,7 @@ def compress(
     from pmvit.loading import open_loader
     from pmvit.measuring import measure_config, read_measured
     from pmvit.pipeline import measured_file
-    from pmvit.planning import plan_by
+    from pmvit.planning import plan_by, read_plan
     from pmvit.saving.models import check_output, check_savable
 
     config = None
@@ -139,13 +144,13 @@ def compress(
         common.measured_on(data, how, network, measured, reading)
     if not is_main:
         return None
-    what: Plan | Other
+    what: AnyPlan | Other
     if config is not None and measured is not None:
         found = read_measured(measured)
         found.save(measured_file(output, found.config))
         what = plan_by(config, found, common.meter(network))
     elif plan is not None:
-        what = pmvit.Plan.load(plan)
+        what = read_plan(plan)
     else:
         how_read = asdict(opt.ReadingOptions(**reading))
         images = None if data is None else open_loader(network, data, **how_read)
@@ -205,23 +210,18 @@ def info(
     compression = compression_of(network)
     if compression is None:
         raise PmvitError(f"{model} is not compressed: it has {after.gflops:.3f} GFLOPs and nothing merged or pruned")
-    what = cast("Plan | Other", compression.what)
+    what = cast("AnyPlan | Other", compression.what)
     if draw and (console.is_json or not isinstance(what, Plan)):
-        raise PmvitError("--draw: expected for a plan, and without --json, which draws nothing")
+        raise PmvitError("--draw: expected for a fixed plan, and without --json, which draws nothing")
     described = _describe(what, pmvit.flops(pmvit.decompress(network)), after)
     if draw and isinstance(what, Plan):
         console.print(what.draw(console.rich.width))
     return described
 
 
-def blocks_of(plan: "Plan") -> dict[int, dict[str, int]]:
-    """What each block keeps, merges and prunes."""
-    return {index: layer.counts for index, layer in plan.layers.items()}
-
-
-def _describe(what: "Plan | Other", before: "Flops", after: "Flops") -> dict[str, Any]:
+def _describe(what: "AnyPlan | Other", before: "Flops", after: "Flops") -> dict[str, Any]:
     """Print what a plan or another method does to a model, and what that costs before and after; the same as data."""
-    from pmvit.planning import Plan
+    from pmvit.methods import Method as Other
     from pmvit.planning.drawing import table
 
     counts = (f"{count / 1e6:.3f} M" for count in (before.parameters, after.parameters))
@@ -229,8 +229,8 @@ def _describe(what: "Plan | Other", before: "Flops", after: "Flops") -> dict[str
         ("GFLOPs (MACs)", f"{before.gflops:.3f}", f"{after.gflops:.3f}", f"{before.macs / after.macs:.2f}x fewer"),
         ("parameters", *counts, f"{after.parameters / before.parameters - 1:+.2%}"),
     ]
-    if isinstance(what, Plan):
-        told: dict[str, Any] = {"blocks": blocks_of(what)}
+    if not isinstance(what, Other):
+        told: dict[str, Any] = {"blocks": what.blocks}
         console.print(table(what))
         share = f"{after.module_macs / after.macs:.2%} of the total"
         rows.append(("merge + reconstruct", "-", f"{after.module_macs / 1e6:.2f} MFLOPs", share))
@@ -239,6 +239,6 @@ def _describe(what: "Plan | Other", before: "Flops", after: "Flops") -> dict[str
         said = ", ".join(f"{name} {value}" for name, value in told["method"]["options"].items() if value is not None)
         console.print(f"{what.title}: {said if len(said) < 200 else said[:199] + '…'}")
     console.table(("", "original", "compressed", "ratio"), rows)
-    if not isinstance(what, Plan) and what.needs_training:
+    if isinstance(what, Other) and what.needs_training:
         console.warn("It has weights of its own, which are random: fine-tune it before you use it.")
     return {**told, "original": asdict(before), "compressed": asdict(after)}

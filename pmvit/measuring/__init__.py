@@ -1,12 +1,17 @@
-"""What planning has to know of a model, measured on images: scores (Eq. 9), merge costs, FLOPs.
+"""What planning has to know of a model, measured on images: a metric, merge costs, scores (Eq. 9), FLOPs.
 
-*Scores* say how much each token of each layer matters (Eq. 9 through the value tensor, see `score_recorder`). *Merge
-costs* say what merging tokens does to the output (ours, see `merge_costs`). `measure` chooses between them.
+A *metric* says how much differences of tokens matter, for plans that adapt to the image (ours, see `metric`). *Merge
+costs* say what merging tokens does to the output (ours, see `merge_costs`). *Scores* say how much each token of each
+layer matters (Eq. 9 through the value tensor, see `score_recorder`). `measure` chooses between them.
 """
 
-from pmvit.measuring.merge_costs import Merge, MergeCosts
-from pmvit.measuring.method import measure, measure_by, measure_config, read_measured
-from pmvit.measuring.metric import TokenMetric
-from pmvit.measuring.scores import Scores
-
-__all__ = ["Merge", "MergeCosts", "Scores", "TokenMetric", "measure", "measure_by", "measure_config", "read_measured"]
+from pmvit.measuring.merge_costs import Merge as Merge
+from pmvit.measuring.merge_costs import MergeCosts as MergeCosts
+from pmvit.measuring.method import MeasureConfig as MeasureConfig
+from pmvit.measuring.method import Measured as Measured
+from pmvit.measuring.method import measure as measure
+from pmvit.measuring.method import measure_by as measure_by
+from pmvit.measuring.method import measure_config as measure_config
+from pmvit.measuring.method import read_measured as read_measured
+from pmvit.measuring.metric import TokenMetric as TokenMetric
+from pmvit.measuring.scores import Scores as Scores

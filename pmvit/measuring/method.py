@@ -116,16 +116,15 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
         PmvitError: If some options are for scores alone and others, or the method, for merge costs.
     """
     known = {kind: {field.name for field in fields(config)} for kind, config in CONFIGS.items()}
-    fitting = [kind for kind in CONFIGS if known[kind] >= set(options)]
+    owners = {name: [kind for kind in CONFIGS if name in known[kind]] for name in options}
     if method is None:
-        windowed = not can_measure_merges(model)
-        method = next((kind for kind in fitting if kind == "scored" or not windowed), None)
-    kind: Measurement | None = "scored" if method == "paper" else method
-    if kind not in fitting:
-        wrong = [name for name in options if kind is None or name not in known[kind]]
+        fitting = [kind for kind in CONFIGS if all(kind in of_name for of_name in owners.values() if of_name)]
+        whole = can_measure_merges(model)
+        method = next((kind for kind in fitting if kind == "scored" or whole), "scored")
+    kind: Measurement = "scored" if method == "paper" else method
+    if wrong := [name for name, of_name in owners.items() if of_name and kind not in of_name]:
         raise PmvitError(
-            f"{', '.join(wrong)}: expected options of one of the methods {', '.join(CONFIGS)}; got them "
-            + (f"with {method}" if method else "together")
+            f"{wrong[0]}: expected with the method {' or '.join(owners[wrong[0]])} alone; got it with {method}"
         )
     given: dict[str, Any] = {**(PAPER_SCORES if method == "paper" else {}), **options}
     return CONFIGS[kind](**given)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "pmvit-adaptive-plan", 1
 HEADER = "plan"  # what stands for the JSON in a file's header
-BAR, WIDEST_BAR = "█", 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,18 +69,15 @@ class AdaptivePlan:
             )
 
     def __str__(self) -> str:
-        """A line a block: how many tokens merge before it, and how many it runs on."""
-        whole = self.metric.num_patches
-        lines = [f"adaptive plan: {_grid(self.metric.grid)} patch tokens, {self.keep:.1%} of them in a block", ""]
-        lines.append(f"{'block':>5}  {'merge':>5}  {'tokens':>6}")
-        for index, (r, tokens) in enumerate(zip(self.merges, self.tokens, strict=True)):
-            bar = BAR * round(WIDEST_BAR * tokens / whole)
-            lines.append(f"{index:>5}  {r or '-':>5}  {tokens:>6}  {bar}")
-        return "\n".join(lines)
+        from pmvit.planning.drawing import describe_adaptive
 
-    def draw(self, columns: int = 100) -> str:
-        """The same as text: which tokens merge, the image says."""
-        return str(self)
+        return describe_adaptive(self)
+
+    @property
+    def blocks(self) -> dict[int, dict[str, int]]:
+        """What merges before each block, and what is left, as JSON data."""
+        counts = zip(self.merges, self.tokens, strict=True)
+        return {index: {"merged": r, "tokens": tokens} for index, (r, tokens) in enumerate(counts)}
 
     def at(self, **budget: "Unpack[PlanOptions]") -> "AdaptivePlan":
         """The plan for another budget, made from the same metric: `keep`, `gflops` or `flops_share`."""
@@ -125,10 +121,6 @@ class AdaptivePlan:
         if HEADER not in texts:
             raise PmvitError(f"expected an adaptive plan at {path}; got another safetensors file")
         return AdaptivePlan.from_json(texts[HEADER], str(path), read_tensors(Path(path)))
-
-
-def _grid(grid: tuple[int, int]) -> str:
-    return f"{grid[0]} x {grid[1]}"
 
 
 def plan_within(

@@ -8,16 +8,28 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.planning.plan import LayerPlan, Plan
 
 KEPT, MERGED, DROPPED = "█", "▒", "·"
 SYMBOLS = {"kept": KEPT, "merged": MERGED, "pruned": DROPPED}
-WIDEST_GRID_TO_PRINT = 32
+WIDEST_GRID_TO_PRINT, WIDEST_BAR = 32, 28
 
 
-def table(plan: Plan) -> Table:
-    """Tokens kept, merged and pruned in each block, and kept in its MLP where that has groups of its own."""
+def table(plan: Plan | AdaptivePlan) -> Table:
+    """Tokens kept, merged and pruned in each block, and kept in its MLP where that has groups of its own.
+
+    Of an adaptive plan: how many merge before each block, and how many the block runs on.
+    """
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    if isinstance(plan, AdaptivePlan):
+        for name in ("block", "merge before", "tokens", "share"):
+            result.add_column(name, justify="right")
+        result.add_column("")
+        for index, (r, tokens) in enumerate(zip(plan.merges, plan.tokens, strict=True)):
+            share = tokens / plan.metric.num_patches
+            result.add_row(str(index), str(r or "-"), str(tokens), f"{share:.1%}", KEPT * round(WIDEST_BAR * share))
+        return result
     is_split = any(layer.mlp is not None for layer in plan.layers.values())
     for name in ("block", "kept", *(["in the MLP"] if is_split else []), "merged", "pruned", "share kept"):
         result.add_column(name, justify="right")
@@ -30,6 +42,19 @@ def table(plan: Plan) -> Table:
             rest = (str(layer.num_merged), str(layer.num_pruned), f"{layer.share_kept:.1%}")
             result.add_row(str(index), str(layer.num_kept), *in_mlp, *rest)
     return result
+
+
+def describe_adaptive(plan: AdaptivePlan) -> str:
+    """What it is, and the table."""
+    text, (height, width) = io.StringIO(), plan.metric.grid
+    console = Console(file=text, width=100, color_system=None, force_jupyter=False)
+    console.print(
+        f"Adaptive plan for {plan.depth} blocks of {height} x {width} patch tokens: a block runs on {plan.keep:.1%} of "
+        "them; which ones merge, every image chooses",
+        highlight=False,
+    )
+    console.print(table(plan))
+    return text.getvalue()
 
 
 def describe(plan: Plan) -> str:

@@ -153,6 +153,11 @@ class Plan:
             return 1.0
         return sum(layer.share_kept for layer in self.layers.values()) / len(self.layers)
 
+    @property
+    def blocks(self) -> dict[int, dict[str, int]]:
+        """What each block keeps, merges and prunes, as JSON data."""
+        return {index: layer.counts for index, layer in self.layers.items()}
+
     def __str__(self) -> str:
         from pmvit.planning.drawing import describe
 

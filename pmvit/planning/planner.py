@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pmvit.config import PlanConfig, PlanOptions, with_keywords
@@ -184,3 +185,8 @@ def compressed_layers(depth: int, skip: Sequence[int]) -> list[int]:
     if not layers:
         raise PmvitError(f"skip: all {depth} blocks are skipped; expected at least one to compress")
     return layers
+
+
+def read_plan(path: str | Path) -> AnyPlan:
+    """Read a plan of either kind: adaptive ones are safetensors, fixed ones JSON."""
+    return AdaptivePlan.load(path) if Path(path).suffix == ".safetensors" else Plan.load(path)

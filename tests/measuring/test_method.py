@@ -1,4 +1,4 @@
-"""`measure`: which of scores and merge costs it measures, on how many images, and what it refuses."""
+"""`measure`: which of metric, merge costs and scores it measures, on how many images, and what it refuses."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pmvit
-from pmvit.config import MergeCostConfig, ScoreConfig
+from pmvit.config import MergeCostConfig, MetricConfig, ScoreConfig
 from pmvit.measuring import measure_config, read_measured
 from pmvit.measuring.scores import Scores
 from tests.helpers import small_vit
@@ -18,10 +18,11 @@ def batches(sizes: tuple[int, ...] = (4, 4, 3)) -> list[tuple[torch.Tensor, torc
     return [(torch.randn(size, 3, 96, 96), torch.arange(size) % 7) for size in sizes]
 
 
-def test_merge_costs_unless_something_asks_for_scores() -> None:
+def test_a_metric_unless_something_asks_for_another() -> None:
     vit, swin = small_vit(), small_swin()
-    assert measure_config(vit, None, {}) == MergeCostConfig()
-    assert measure_config(vit, None, {"limit": 5}) == MergeCostConfig(limit=5)
+    assert measure_config(vit, None, {}) == MetricConfig()
+    assert measure_config(vit, None, {"limit": 5}) == MetricConfig(limit=5)
+    assert measure_config(vit, None, {"numbers": 32}) == MetricConfig(numbers=32)
     assert measure_config(vit, None, {"groups": "any"}) == MergeCostConfig(groups="any")
     assert measure_config(vit, None, {"loss": "entropy"}) == ScoreConfig(loss="entropy")
     assert measure_config(swin, None, {}) == ScoreConfig()
@@ -31,7 +32,7 @@ def test_merge_costs_unless_something_asks_for_scores() -> None:
     with pytest.raises(pmvit.PmvitError, match="loss: expected with the method scored alone; got it with measured"):
         measure_config(vit, "measured", {"loss": "entropy"})
     with pytest.raises(pmvit.PmvitError, match="loss: expected with the method scored alone"):
-        measure_config(vit, None, {"loss": "entropy", "groups": "any"})
+        measure_config(vit, "measured", {"loss": "entropy", "groups": "any"})
     with pytest.raises(pmvit.PmvitError, match="groups: expected with the method measured alone"):
         measure_config(vit, "scored", {"groups": "any"})
     with pytest.raises(TypeError, match="los"):
@@ -40,11 +41,12 @@ def test_merge_costs_unless_something_asks_for_scores() -> None:
 
 def test_what_is_measured_is_what_was_asked_for(tmp_path: Path) -> None:
     model = small_vit()
-    costs = pmvit.measure(model, batches(), progress=False)
-    assert isinstance(costs, pmvit.MergeCosts)
-    assert costs == pmvit.measure(model, batches(), method="measured", progress=False)
+    metric = pmvit.measure(model, batches(), progress=False)
+    assert isinstance(metric, pmvit.TokenMetric)
+    costs = pmvit.measure(model, batches(), method="measured", progress=False)
+    assert costs == pmvit.measure(model, batches(), groups="neighbours", progress=False)
     scores = pmvit.measure(model, batches(), method="scored", progress=False)
-    for name, measured in (("costs", costs), ("scores", scores)):
+    for name, measured in (("costs", costs), ("scores", scores), ("metric.safetensors", metric)):
         measured.save(tmp_path / name)
         assert type(read_measured(tmp_path / name)) is type(measured)
     with pytest.raises(pmvit.PmvitError, match="checkpoint: expected for scores alone"):
