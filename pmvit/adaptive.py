@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from pmvit.prune_merge import argument_names, is_recorded, named_arguments
 from pmvit.wrapping import WrappedBlock
 
+TIE_BREAK = 0.02  # by how much a distance counts more for the last token than for the first
+
 
 class Choice(NamedTuple):
     """What a round of a step chose for each image, as places among the patch tokens.
@@ -58,7 +60,7 @@ def pair_costs(points: Tensor, others: Tensor, sizes: Tensor | None, other_sizes
     """`4 c(a, b)` of all pairs, from `P^T x` and sizes, (batch, tokens, 1); without sizes every token is one patch."""
     squares = points.square().sum(-1, keepdim=True)
     other_squares = squares if others is points else others.square().sum(-1, keepdim=True)
-    distances = torch.baddbmm(squares + other_squares.transpose(1, 2), points, others.transpose(1, 2), alpha=-2)
+    distances = torch.baddbmm(squares + other_squares.transpose(1, 2), points, (-2 * others).transpose(1, 2))
     if sizes is None or other_sizes is None:
         return distances
     shares = sizes.reciprocal()
@@ -66,7 +68,9 @@ def pair_costs(points: Tensor, others: Tensor, sizes: Tensor | None, other_sizes
     return 2 * distances / (shares + other_shares.transpose(1, 2))  # 2 s_a s_b / (s_a + s_b) of the distance
 
 
-def choose(points: Tensor, sizes: Tensor | None, count: int, r: int, isolation: int, never: Tensor) -> Choice:
+def choose(
+    points: Tensor, sizes: Tensor | None, count: int, r: int, isolation: int, never: Tensor, unequal: Tensor
+) -> Choice:
     """Find r of `count` patch tokens to merge.
 
     Args:
@@ -77,10 +81,13 @@ def choose(points: Tensor, sizes: Tensor | None, count: int, r: int, isolation: 
         isolation: Tokens go into A and B in turn: in the order of what merging each costs at least, so that tokens
             that are alike are in different sets, by so many of the numbers; or, with 0, as they stand.
         never: What merging tokens with themselves costs: (count, count), infinite on its diagonal and 0 beside it.
+        unequal: A factor a little above 1 for each token. Two tokens that are next to each other cost the same: with
+            it, every runtime finds the same order.
     """
     if isolation:
         few = points[..., :isolation]
-        order = (pair_costs(few, few, sizes, sizes) + never).amin(-1).topk(count, largest=False).indices
+        nearest = (pair_costs(few, few, sizes, sizes) + never).amin(-1)
+        order = (nearest * unequal).topk(count, largest=False).indices
         points, sizes = take(points, order), None if sizes is None else take(sizes, order)
     else:
         order = torch.arange(count, device=points.device).expand(points.shape[0], -1)
@@ -150,6 +157,7 @@ class MergeRound(nn.Module):
     """
 
     never: Tensor
+    unequal: Tensor
     numbers: Tensor
 
     def __init__(self, count: int, merges: int, num_prefix: int, isolation: int) -> None:
@@ -158,6 +166,7 @@ class MergeRound(nn.Module):
         self.register_buffer(
             "never", torch.full((count,), torch.inf).diag().nan_to_num(0.0, torch.inf), persistent=False
         )
+        self.register_buffer("unequal", 1 + TIE_BREAK * torch.arange(count) / count, persistent=False)
         self.register_buffer("numbers", torch.arange(count // 2)[:, None], persistent=False)
 
     def extra_repr(self) -> str:
@@ -166,8 +175,9 @@ class MergeRound(nn.Module):
     def forward(self, tokens: Tensor, sizes: Tensor | None, projection: Tensor) -> tuple[Tensor, Tensor, Choice]:
         with torch.no_grad():
             points = torch.matmul(tokens.to(projection.dtype), projection)[:, self.num_prefix :]
+            points = points - points.mean(1, keepdim=True)  # distances stay, and lose less to rounding
             of_patches = None if sizes is None else sizes[:, self.num_prefix :].to(projection.dtype)
-            choice = choose(points, of_patches, self.count, self.merges, self.isolation, self.never)
+            choice = choose(points, of_patches, self.count, self.merges, self.isolation, self.never, self.unequal)
         merged, new_sizes = merge_chosen(tokens, sizes, choice, self.num_prefix, self.numbers)
         return merged, new_sizes, choice
 

@@ -61,7 +61,7 @@ def test_a_round_does_what_its_definition_says(count: int, data: st.DataObject) 
     tokens = torch.randn(2, count, 5, generator=generator, dtype=torch.float64)
     sizes = torch.randint(1, 5, (2, count, 1), generator=generator).double()
     never = torch.full((count,), torch.inf, dtype=torch.float64).diag().nan_to_num(0.0, torch.inf)
-    choice = choose(tokens, sizes, count, r, isolation, never)
+    choice = choose(tokens, sizes, count, r, isolation, never, torch.ones(count))
     merged, new_sizes = merge_chosen(tokens, sizes, choice, 0, torch.arange(count // 2)[:, None])
     for image in range(2):
         everyone = torch.cat([choice.stays[image], choice.joins[image], choice.others[image]])

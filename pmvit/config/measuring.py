@@ -132,7 +132,7 @@ class MetricConfig:
     numbers: int = 64
     isolation: int = 32
     size_weight: float = 0.85
-    trial_images: int = 128
+    trial_images: int = 256
     seed: int = 0
 
     def __post_init__(self) -> None:

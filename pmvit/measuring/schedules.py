@@ -1,10 +1,10 @@
 """Before which blocks tokens merge, and how many: found by what schedules do to the output.
 
-A schedule is a set of blocks and a tilt: as many tokens merge before each of the blocks, or more of them before the
-later (or earlier) ones, so many that a share of the blocks' multiply-accumulates is left. From a few steps in the
-middle of the model, the search moves on to whatever neighbour of a schedule has a lower divergence on some images,
-until none has: all steps or one of them a block earlier or later, a step more or less, another tilt. Every share starts
-from what was best for the share before it.
+A schedule is a first and a last block and a number of steps between them: as many tokens merge before each of them, so
+many that a share of the blocks' multiply-accumulates is left. From three steps in the middle of the model, the search
+moves on to whatever neighbour of a schedule has a lower divergence on some images, until none has: it begins or ends a
+block earlier or later, or has a step more or less. Every share starts from what was best for the share before it. So
+few choices are all that some hundred images can tell apart.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,7 @@ from pmvit.adaptive import rounds
 from pmvit.measuring.flops import ModelCost, elementwise_macs
 
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.42)  # of the blocks' multiply-accumulates, for which schedules are searched
-MOST_STEPS = 6
 STEP_WORTH = 1.06  # one step more has to lower the divergence by so much: comparing tokens takes time
-TILTS = (-0.6, -0.3, 0.0, 0.3, 0.6)
 WORSE = 1.05  # a schedule that is so much worse for a few images is not tried on all
 BETTER = 0.98  # a schedule is better if its divergence is so much lower: less is chance
 
@@ -83,38 +81,27 @@ def fitted(shape: Sequence[float], patches: int, fits: Callable[[tuple[int, ...]
 
 
 class Shape(NamedTuple):
-    """Before which blocks tokens merge, and by how much more of them before the last than before the first."""
+    """As many tokens merge before each of some blocks, evenly spaced from the first to the last."""
 
-    blocks: tuple[int, ...]
-    tilt: float
+    first: int
+    last: int
+    steps: int
 
     def weights(self, depth: int) -> tuple[float, ...]:
         """How many merge before each block, in proportion."""
-        middle = (len(self.blocks) - 1) / 2
-        of_step = {
-            block: 1 + (self.tilt * (number - middle) / middle if middle else 0.0)
-            for number, block in enumerate(self.blocks)
-        }
-        return tuple(of_step.get(block, 0.0) for block in range(depth))
+        stride = (self.last - self.first) / max(self.steps - 1, 1)
+        blocks = {int(self.first + stride * step + 0.5) for step in range(self.steps)}
+        return tuple(float(block in blocks) for block in range(depth))
 
     def neighbours(self, depth: int) -> Iterator["Shape"]:
         """Shapes that differ a little."""
-        blocks = self.blocks
-        candidates = [tuple(block + shift for block in blocks) for shift in (-1, 1)]
-        for index, block in enumerate(blocks):
-            candidates += [(*blocks[:index], block + shift, *blocks[index + 1 :]) for shift in (-1, 1)]
-            if len(blocks) > 1:
-                candidates.append((*blocks[:index], *blocks[index + 1 :]))
-        if len(blocks) < MOST_STEPS:
-            between = {block + shift for block in blocks for shift in (-2, -1, 1, 2)} - set(blocks)
-            candidates += [tuple(sorted((*blocks, block))) for block in sorted(between)]
-        for candidate in dict.fromkeys(candidates):
-            if list(candidate) == sorted(set(candidate)) and candidate[0] >= 0 and candidate[-1] < depth:
-                yield Shape(candidate, self.tilt)
-        place = TILTS.index(self.tilt)
-        for tilt in TILTS[max(place - 1, 0) : place + 2]:
-            if tilt != self.tilt:
-                yield Shape(blocks, tilt)
+        first, last, steps = self
+        candidates = [(first + 1, last), (first - 1, last), (first, last + 1), (first, last - 1)]
+        candidates += [(first - 1, last - 1), (first + 1, last + 1)]
+        shapes = [Shape(*ends, steps) for ends in candidates] + [Shape(first, last, steps + more) for more in (1, -1)]
+        for shape in shapes:
+            if shape.first >= 0 and shape.last < depth and 1 <= shape.steps <= shape.last - shape.first + 1:
+                yield shape
 
 
 class Search:
@@ -129,8 +116,8 @@ class Search:
     def __init__(self, cost: ModelCost, tokens: Tokens, divergence: Callable[[tuple[int, ...], bool], float]) -> None:
         self.cost, self.tokens, self.divergence = cost, tokens, divergence
         self.depth = len(cost.blocks)
-        middle = {round(self.depth * share) for share in (1 / 3, 1 / 2, 2 / 3)} & set(range(self.depth))
-        self.best = Shape(tuple(sorted(middle)), 0.0)
+        first, last = self.depth // 3, max(2 * self.depth // 3, self.depth // 3)
+        self.best = Shape(first, last, min(3, last - first + 1))
         self.known: dict[tuple[tuple[int, ...], bool], float] = {}
 
     def best_for(self, share: float) -> Schedule | None:
