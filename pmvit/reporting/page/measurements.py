@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -87,10 +86,21 @@ def _gallery(model: nn.Module, original: nn.Module, data: str | Path, names: tup
     """Images taken evenly from all there are, each as JSON data: `src`, `caption`, and the first predictions."""
     images = InputImages(model)
     classifies = gives_logits(model) and host_of(model).outputs().pixel_classes is None
+    if data == DEMO:
+        pictures, labels = demo_images("test", PICTURES)
+        shown: list[tuple[Image.Image, str, Any]] = [
+            (Image.fromarray(picture.numpy()), f"Fashion-MNIST, test image {number}", label)
+            for number, (picture, label) in enumerate(zip(pictures, labels.tolist(), strict=True))
+        ]
+    else:
+        has_labels = host_of(model).outputs().pixel_classes is None
+        samples = choose_samples(open_images(model, data, labels=has_labels, split="val"), PICTURES)
+        opened = readable(samples, images.mode, Broken())
+        shown = [(picture, Path(sample.name).name, sample.label) for _, sample, picture in opened]
     device = next(model.parameters()).device
     made = []
     with evaluation_mode(model), evaluation_mode(original), torch.inference_mode():
-        for picture, name, label in _choose(model, data, images.mode):
+        for picture, name, label in shown:
             prepared = images.prepare(picture)
             entry: dict[str, Any] = {"src": page_picture(images.picture(prepared)), "caption": name}
             if isinstance(label, int) and classifies:
@@ -100,19 +110,6 @@ def _gallery(model: nn.Module, original: nn.Module, data: str | Path, names: tup
                     entry[key] = likeliest(predict(each, prepared[None].to(device))[0].cpu(), names, 1)[0]
             made.append(entry)
     return made
-
-
-def _choose(model: nn.Module, data: str | Path, mode: str) -> Iterator[tuple[Image.Image, str, Any]]:
-    """Images that can be read, spread over all there are, with their names and labels."""
-    if data == DEMO:
-        pictures, labels = demo_images("test", PICTURES)
-        for number, (picture, label) in enumerate(zip(pictures, labels.tolist(), strict=True)):
-            yield Image.fromarray(picture.numpy()), f"Fashion-MNIST, test image {number}", label
-        return
-    is_labelled = host_of(model).outputs().pixel_classes is None
-    samples = choose_samples(open_images(model, data, labels=is_labelled, split="val"), PICTURES)
-    for _, sample, picture in readable(samples, mode, Broken()):
-        yield picture, Path(sample.name).name, sample.label
 
 
 def _speed(saved: SavedModel, progress: bool) -> dict[str, Any]:

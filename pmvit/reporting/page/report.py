@@ -121,6 +121,8 @@ def _render(saved: SavedModel, found: Measurements, others: tuple[list[sections.
     compared_with = found.of.get("compared_with") or saved.reference.title
     tables = [sections.accuracy_table(found.evaluation, compared_with)] if found.evaluation is not None else []
     tables += [sections.stages_table(saved.stages)] if saved.stages else []
+    commands = [str(one["command"]) for one in saved.commands]
+    commands += [this_command()] if this_command().startswith("pmvit report") else []
     style, script = read_web("style.css"), "\n".join(map(read_web, SCRIPTS))
     return render(
         "report.html",
@@ -135,7 +137,7 @@ def _render(saved: SavedModel, found: Measurements, others: tuple[list[sections.
         learning=sections.curves(saved.metrics),
         comparison=others,
         blocks=saved.blocks,
-        commands=_commands(saved),
+        commands=commands,
         settings=_settings(saved),
         style=style,
         script=script,
@@ -176,13 +178,6 @@ def _what(saved: SavedModel, costs: tuple[Flops, Flops], compared_with: str) -> 
     if saved.reference.name == "uncompressed":
         said.append(("", "The original is not at hand: --original names it."))
     return said
-
-
-def _commands(saved: SavedModel) -> list[str]:
-    """The commands that made the model, and the one that makes the report."""
-    made = [str(one["command"]) for one in saved.commands]
-    command = this_command()
-    return [*made, command] if command.startswith("pmvit report") else made
 
 
 def _settings(saved: SavedModel) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -13,7 +13,7 @@ from pmvit.training import metrics
 
 Json = dict[str, Any]
 Numbers = Sequence[Any] | None  # an `Estimate` as JSON: the value and the ends of its interval, which may be `None`
-DIGITS = {"cosine": 4}  # of numbers that are no shares; 3 for the others
+DIGITS = {name: 1 if measure.is_share else 3 for name, measure in MEASURES.items()} | {"cosine": 4}
 Card = tuple[str, str, Sequence[str]]  # one number that matters: its title, it, and what it was before
 VARIANTS = {"optimized": "compressed, optimised for inference", "bound": "equal-token bound"}
 
@@ -40,22 +40,18 @@ def value_cell(name: str, estimate: Numbers) -> Cell:
     """What was measured, and its interval if it has one."""
     if estimate is not None and estimate[0] == estimate[1] == estimate[2]:
         estimate = estimate[:1]
-    return _cell(estimate, f".{_digits(name)}f", MEASURES[name].factor, " %" if MEASURES[name].is_share else "")
+    return _cell(estimate, f".{DIGITS[name]}f", MEASURES[name].factor, " %" if MEASURES[name].is_share else "")
 
 
 def change_cell(name: str, estimate: Numbers) -> Cell:
     """A difference with its sign; of shares in points."""
     unit = " points" if MEASURES[name].is_share else ""
-    return _cell(estimate, f"+.{_digits(name)}f", MEASURES[name].factor, unit, " to ")
+    return _cell(estimate, f"+.{DIGITS[name]}f", MEASURES[name].factor, unit, " to ")
 
 
 def ratio_cell(ratio: Numbers) -> Cell:
     """How many times as fast."""
     return _cell(ratio, ".2f", 1, "×")
-
-
-def _digits(name: str) -> int:
-    return 1 if MEASURES[name].is_share else DIGITS.get(name, 3)
 
 
 def _cell(estimate: Numbers, form: str, factor: float, unit: str, between: str = " – ") -> Cell:
