@@ -19,9 +19,8 @@ from pmvit.numbers.tables import format_number
 from pmvit.pipeline import measured_file
 from pmvit.planning.drawing import table
 from pmvit.reporting.blocks import blocks_of
-from pmvit.reporting.images import InputImages
 from pmvit.reporting.page.measurements import BATCHES, Measurements
-from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks
+from pmvit.reporting.pictures.visualize import draw_blocks
 from pmvit.saving.card import CardDetails
 from pmvit.training.metrics import FILE as METRICS
 
@@ -57,9 +56,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     measured.save(measured_file(output, measured.config))
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]
-    photo = Photo(name, test[0][0][0], InputImages(small))
-    figure = draw_blocks(photo, blocks_of(small), chosen.reconstruct, describe_model(small))
-    figure.save(output / "blocks.png", "png")
+    draw_blocks(small, blocks_of(small), test[0][0][0], name).save(output / "blocks.png", "png")
     page = pmvit.report(output, output / "report.html", data=DEMO, original=model)
 
     rows = (Measurements.read(page.with_suffix(".json")).speed or {})["rows"]

@@ -15,20 +15,14 @@ from pmvit.methods import METHODS
 from pmvit.methods.budget import nearest
 from pmvit.planning import plan
 
-OURS = ("prune-merge", "measured")  # plans from scores and from merge costs
+OURS = {"prune-merge": "scores", "measured": "merge_costs"}  # plans, and what they are made from
 WEIGHTS = {"magnitude-pruning": "magnitude", "taylor-pruning": "taylor"}
 FAR = 0.05  # what a method may be off a cost, for the steps it goes in; farther off, it cannot be compared there
 
 
 @dataclass(frozen=True)
 class MethodInputs:
-    """What methods may know of a model and its images.
-
-    Attributes:
-        scores: What `prune-merge` plans with.
-        merge_costs: What `measured` plans with.
-        images: A loader, for methods that need images, and for the gradients of `taylor-pruning`.
-    """
+    """What methods may know of a model: what `prune-merge` and `measured` plan with; a loader for what needs images."""
 
     scores: Scores | None = None
     merge_costs: MergeCosts | None = None
@@ -36,13 +30,11 @@ class MethodInputs:
 
     def methods(self) -> list[str]:
         """All methods that need no training and for which there is all that they need."""
-        ours = [name for name, found in zip(OURS, (self.scores, self.merge_costs), strict=True) if found is not None]
-        has_images = self.images is not None
-        others = [
-            name for name, kind in METHODS.items() if not kind.needs_training and (has_images or not kind.needs_images)
-        ]
-        weights = [name for name, kind in WEIGHTS.items() if has_images or kind != "taylor"]
-        return [*ours, *others, *(weights if find_spec("torch_pruning") is not None else [])]
+        ours = [name for name, source in OURS.items() if getattr(self, source) is not None]
+        others = [name for name, kind in METHODS.items() if not kind.needs_training]
+        weights = list(WEIGHTS) if find_spec("torch_pruning") is not None else []
+        look_at_images = {"taylor-pruning", *(name for name, kind in METHODS.items() if kind.needs_images)}
+        return [name for name in (*ours, *others, *weights) if self.images is not None or name not in look_at_images]
 
 
 def check_methods(names: Sequence[str]) -> None:
@@ -61,9 +53,9 @@ def make_smaller(
         PmvitError: If the method cannot be applied to the model, lacks what it needs, or does not come near.
     """
     if method in OURS:
-        source = inputs.scores if method == OURS[0] else inputs.merge_costs
+        source = getattr(inputs, OURS[method])
         if source is None:
-            raise PmvitError(f"it needs {'scores' if method == OURS[0] else 'merge costs'}")
+            raise PmvitError(f"it needs {OURS[method].replace('_', ' ')}")
         made = plan(source, gflops=gflops)
         return compress(model, made), made.made_by.get("plan", {})
     if method in WEIGHTS:

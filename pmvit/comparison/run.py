@@ -1,7 +1,7 @@
 """`compare`: give every method the same cost, and measure what is left of the model."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from pmvit.measuring.flops import flops
 from pmvit.methods import Method
 from pmvit.progress import track
 from pmvit.runtime.bench.run import Makers, first_line, known_runtimes, measure, ready
+from pmvit.runtime.bench.table import Benchmark
 from pmvit.runtime.bench.variants import variant
 from pmvit.runtime.export.run import built_in_images
 from pmvit.runtime.export.targets import as_exported
@@ -112,7 +113,11 @@ def compare(
             rows[index] = replace(row, **try_export(models[row.name])) if exports else row
     if not runtimes:
         return Comparison(rows)
-    return _timed(rows, models, runtimes, batches, rounds, threads, progress)
+    makers = _makers(rows, models)
+    benchmark = measure(
+        model, makers, runtimes=runtimes, batches=batches, rounds=rounds, threads=threads, progress=progress
+    )
+    return Comparison(list(_with_speeds(rows, benchmark)), benchmark.environment)
 
 
 def try_export(model: nn.Module) -> dict[str, Any]:
@@ -125,16 +130,8 @@ def try_export(model: nn.Module) -> dict[str, Any]:
     return {"exports": True}
 
 
-def _timed(
-    rows: Sequence[ComparisonRow],
-    models: Mapping[str, nn.Module],
-    runtimes: Sequence[str],
-    batches: Sequence[int],
-    rounds: int,
-    threads: int | None,
-    progress: bool,
-) -> Comparison:
-    """The rows with their speeds; behind each of ours, the same after the passes for inference."""
+def _makers(rows: Sequence[ComparisonRow], models: Mapping[str, nn.Module]) -> Makers:
+    """What is timed: each row that there is, and each of ours after the passes for inference, too."""
     makers: Makers = {}
     for row in rows:
         if row.name in models:
@@ -142,21 +139,13 @@ def _timed(
             makers[row.name] = partial(ready, still)
             if row.method in OURS:
                 makers[row.name + OPTIMIZED] = partial(variant, "optimized", still)
-    benchmark = measure(
-        models["original"],
-        makers,
-        runtimes=runtimes,
-        batches=batches,
-        rounds=rounds,
-        threads=threads,
-        progress=progress,
-    )
-    timed = []
+    return makers
+
+
+def _with_speeds(rows: Sequence[ComparisonRow], benchmark: Benchmark) -> Iterator[ComparisonRow]:
+    """The rows with their speeds; behind each of ours, the same after the passes."""
     for row in rows:
-        for name in (row.name, row.name + OPTIMIZED):
-            speeds = tuple(speed for speed in benchmark.rows if speed.variant == name)
-            if name == row.name:
-                timed.append(replace(row, speeds=speeds))
-            elif speeds:
-                timed.append(replace(row, name=name, speeds=speeds, gflops=speeds[0].gflops))
-    return Comparison(timed, benchmark.environment)
+        yield replace(row, speeds=tuple(speed for speed in benchmark.rows if speed.variant == row.name))
+        name = row.name + OPTIMIZED
+        if speeds := tuple(speed for speed in benchmark.rows if speed.variant == name):
+            yield replace(row, name=name, speeds=speeds, gflops=speeds[0].gflops)

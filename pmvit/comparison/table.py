@@ -85,12 +85,15 @@ class Comparison(Results):
 
     def front(self) -> list[ComparisonRow]:
         """Those that no other one beats in both cost and quality, from the cheapest on."""
-        measured = [row for row in self.rows if row.gflops is not None and row.quality is not None]
         found: list[ComparisonRow] = []
-        for row in sorted(measured, key=lambda row: (row.gflops, -(row.quality or 0.0))):
-            if not found or (row.quality or 0.0) > (found[-1].quality or 0.0):
+        for row in sorted(self._measured(), key=lambda row: (row.gflops, -row.quality)):
+            if not found or row.quality > found[-1].quality:
                 found.append(row)
         return found
+
+    def _measured(self) -> list[Any]:
+        """The rows that have a cost and a quality."""
+        return [row for row in self.rows if row.gflops is not None and row.quality is not None]
 
     def draw(self, path: Path) -> None:
         """Quality over GFLOPs, a line for each method; the Pareto front is grey behind them.
@@ -101,27 +104,25 @@ class Comparison(Results):
 
         figure = Figure(figsize=(7.2, 4.6), layout="constrained")
         axis: Any = figure.subplots()
-        kinds: dict[str, list[ComparisonRow]] = {}
-        for row in self.rows:
-            if row.gflops is not None and row.quality is not None:
-                kinds.setdefault(row.name if row.method == "given" else row.method, []).append(row)
-        name = next((main_measure(vars(row.evaluation)) for rows in kinds.values() for row in rows), None)
+        kinds: dict[str, list[Any]] = {}
+        for row in sorted(self._measured(), key=lambda row: row.gflops):
+            kinds.setdefault(row.name if row.method == "given" else row.method, []).append(row)
+        name = next((main_measure(vars(row.evaluation)) for row in self._measured()), None)
         measure = MEASURES[name or COLUMNS[0]]
         factor = -1 if name == "kl" else measure.factor  # a divergence is drawn as it is, the axis turned over
-        best = {kind: max(row.quality or 0.0 for row in rows) for kind, rows in kinds.items()}
+
+        def points(rows: list[Any]) -> tuple[list[float], list[float]]:
+            return [row.gflops for row in rows], [factor * row.quality for row in rows]
+
+        best = {kind: max(row.quality for row in rows) for kind, rows in kinds.items()}
         far = [kind for kind, quality in best.items() if measure.is_share and quality < max(best.values()) / 2]
         if far:
             axis.set_title(f"below the chart: {', '.join(far)}", loc="left", fontsize=9)
-        front = self.front()
-        steps = [row.gflops for row in front], [factor * (row.quality or 0.0) for row in front]
-        axis.step(*steps, where="post", color="#cccccc", lw=5)
+        axis.step(*points(self.front()), where="post", color="#cccccc", lw=5)
         for number, (kind, rows) in enumerate(kinds.items()):
-            if kind in far:
-                continue
-            ordered = sorted(rows, key=lambda row: row.gflops or 0.0)
-            points = [row.gflops for row in ordered], [factor * (row.quality or 0.0) for row in ordered]
-            mark, colour = MARKS[number // 8 % 8], COLOURS[number % 8]
-            axis.plot(*points, marker=mark, color="black" if kind == "original" else colour, label=kind)
+            if kind not in far:
+                colour = "black" if kind == "original" else COLOURS[number % 8]
+                axis.plot(*points(rows), marker=MARKS[number // 8 % 8], color=colour, label=kind)
         axis.set(xlabel="GFLOPs (MACs) an image", ylabel=measure.axis_title)
         if name == "kl":
             axis.invert_yaxis()

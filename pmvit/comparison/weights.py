@@ -22,12 +22,12 @@ from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
 from pmvit.hosts.timm.parts import is_plain
 from pmvit.measuring.flops import flops
+from pmvit.methods.budget import bisect
 
 Importance = Literal["magnitude", "taylor"]
 Host = Any  # timm's models: nn.Modules whose attributes have no types
 
 IMAGES = 512  # whose gradients the Taylor importance is made of
-STEPS = 10  # halvings of the range of ratios
 MOST = 0.95  # of the channels of a layer may go
 
 
@@ -36,39 +36,25 @@ def prune_weights(
 ) -> tuple[nn.Module, float]:
     """A copy of a timm ViT with fewer weights, as near to a cost as it comes, and the share of channels that went.
 
-    Args:
-        model: An original model.
-        gflops: Billions of multiply-accumulates an image.
-        importance: Of channels: the `magnitude` of their weights, or the first-order change of the loss (`taylor`).
-        data: A loader for the gradients of `taylor`; the model's own predictions take the place of missing labels.
-
-    Raises:
-        PmvitError: If torch-pruning is not installed, the model is not a plain ViT, or images are missing.
+    Channels go by the `magnitude` of their weights, or the first-order change of the loss (`taylor`), for which `data`
+    is a loader; the model's own predictions take the place of missing labels.
     """
     encoder: Host = model
-    if not isinstance(model, VisionTransformer) or not all(_is_prunable(block) for block in encoder.blocks):
+    if not isinstance(model, VisionTransformer) or not all(
+        is_plain(block) and isinstance(block.attn.q_norm, nn.Identity) for block in encoder.blocks
+    ):
         raise PmvitError(f"expected a timm VisionTransformer with plain blocks to prune; got a {type(model).__name__}")
     gradients: dict[str, Tensor] = {}
     if importance == "taylor":
         if data is None:
             raise PmvitError("taylor pruning goes by gradients: give it images")
         gradients = gradients_of(model, data)
-    low, high = 0.0, MOST
-    found: list[tuple[float, float, nn.Module]] = []
-    for _ in range(STEPS):
-        ratio = (low + high) / 2
+
+    def made(ratio: float) -> tuple[tuple[nn.Module, float], float]:
         small = pruned(model, ratio, importance, gradients)
-        reached = flops(small).gflops
-        found.append((abs(reached - gflops), ratio, small))
-        if abs(reached - gflops) < 1e-3 * gflops:
-            break
-        low, high = (ratio, high) if reached > gflops else (low, ratio)
-    _, ratio, small = min(found, key=lambda one: one[0])
-    return small, ratio
+        return (small, ratio), flops(small).gflops
 
-
-def _is_prunable(block: Host) -> bool:
-    return is_plain(block) and isinstance(block.attn.q_norm, nn.Identity)
+    return bisect(made, gflops, MOST)[0]
 
 
 def gradients_of(model: nn.Module, data: Iterable[Any]) -> dict[str, Tensor]:
@@ -99,8 +85,7 @@ def pruned(model: nn.Module, ratio: float, importance: Importance, gradients: di
     small: Host = copy.deepcopy(model).requires_grad_(True)
     for name, parameter in small.named_parameters():
         parameter.grad = gradients.get(name)
-    attentions = [block.attn for block in small.blocks]
-    fused = [attention.fused_attn for attention in attentions]
+    attentions = {block.attn: block.attn.fused_attn for block in small.blocks}
     for attention in attentions:
         attention.fused_attn = False  # its parts can be followed
     roots = {layer for block in small.blocks for layer in (block.attn.qkv, block.mlp.fc1)}
@@ -119,7 +104,7 @@ def pruned(model: nn.Module, ratio: float, importance: Importance, gradients: di
             ignored_layers=[layer for layer in layers if layer not in roots],
             num_heads={attention.qkv: attention.num_heads for attention in attentions},
         ).step()
-    for attention, was_fused in zip(attentions, fused, strict=True):
+    for attention, was_fused in attentions.items():
         _resize(attention, was_fused)
     small.zero_grad(set_to_none=True)
     result: nn.Module = small.train(model.training)

@@ -4,7 +4,7 @@ embeddings where there are no classes."""
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.numbers.measures import WithQuality
 from pmvit.progress import track
+
+Measured = dict[str, Tensor]  # what was measured of each image, (images, ...), by name
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Evaluation(WithQuality):
     reference: str | None = None
 
 
-def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> dict[str, Tensor]:
+def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> Measured:
     """What one batch contributes: a number for each image, by name. Dense predictions count as their mean."""
     result = {}
     log_probabilities = logits.float().log_softmax(-1)
@@ -71,12 +73,6 @@ def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> 
 
 def _per_image(values: Tensor) -> Tensor:
     return values if values.dim() == 1 else values.double().flatten(1).mean(1)
-
-
-def measure_embeddings(output: Tensor, reference: Tensor) -> dict[str, Tensor]:
-    """The cosine of each image's output to the reference's."""
-    similarity = F.cosine_similarity(output.float().flatten(1), reference.float().flatten(1))
-    return {"cosine": similarity.cpu().double()}
 
 
 def evaluate(
@@ -104,36 +100,34 @@ def evaluate_all(
 ) -> list[Evaluation]:
     """`evaluate` several models on the same images, which are read once and shown to the reference once."""
     compared_with, name = named(reference)
-    found, images = measure_each_image(models, data, compared_with, progress)
-    broken = len(getattr(data, "broken", ()))
-    means = [{name: values.mean().item() for name, values in of_model.items()} for of_model in found]
-    return [replace(_evaluation(images, broken, of_model), reference=name) for of_model in means]
+    return [summarize(found, name) for found in measure_each_image(models, data, compared_with, progress)]
 
 
 def measure_each_image(
     models: Sequence[nn.Module], data: Iterable[Any], reference: nn.Module | None, progress: bool
-) -> tuple[list[dict[str, Tensor]], int]:
-    """For each model, a number for each image, by the names of `Evaluation`; and how many images there were.
+) -> list[Measured]:
+    """For each model, a number for each image, by the names of `Evaluation`; `images` and `broken` are ones to count.
 
     Raises:
         PmvitError: If there is no image, or a label that a model does not know.
     """
-    collected: list[dict[str, list[Tensor]]] = [{} for _ in models]
-    num_images = 0
+    collected: list[dict[str, list[Tensor]]] = [{"images": []} for _ in models]
     with ExitStack() as modes, torch.inference_mode():
         for model in models if reference is None else [*models, reference]:
             modes.enter_context(evaluation_mode(model))
         for batch in track(data, "evaluate", count_batches(data), show=progress):
             images, labels = unpack(batch)
-            num_images += len(images)
             expected = None if reference is None else predict(reference, images.to(device_of(reference)))
             for model, found in zip(models, collected, strict=True):
-                outputs = expected if model is reference else None
-                for name, values in _measured(model, images, labels, expected, outputs).items():
+                known = expected if model is reference else None
+                logits = predict(model, images.to(device_of(model))) if known is None else known
+                found["images"].append(torch.ones(len(images)))
+                for name, values in _measured(model, logits, labels, expected).items():
                     found.setdefault(name, []).append(values)
-    if not num_images:
+    if not collected[0]["images"]:
         raise PmvitError(f"expected at least one image to evaluate on; got none{unreadable(data)}")
-    return [{name: torch.cat(values) for name, values in found.items()} for found in collected], num_images
+    broken = {"broken": torch.ones(len(getattr(data, "broken", ())))}
+    return [{name: torch.cat(values) for name, values in found.items()} | broken for found in collected]
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -141,47 +135,31 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _measured(
-    model: nn.Module, images: Tensor, labels: Tensor | None, expected: Tensor | None, outputs: Tensor | None
-) -> dict[str, Tensor]:
-    """What one batch says of one model, whose outputs may be known already."""
-    device = device_of(model)
-    logits = predict(model, images.to(device)) if outputs is None else outputs
-    expected = None if expected is None else expected.to(device)
+def _measured(model: nn.Module, logits: Tensor, labels: Tensor | None, expected: Tensor | None) -> Measured:
+    """What the outputs for one batch say of a model."""
+    expected = None if expected is None else expected.to(logits.device)
     if gives_logits(model):
-        return measure(logits, _checked(None if labels is None else labels.to(device), logits), expected)
-    if expected is not None:
-        return measure_embeddings(logits, expected)
-    raise PmvitError(
-        f"a {type(model).__name__} has no classes to measure: pass the uncompressed original as reference="
-    )
-
-
-def _checked(labels: Tensor | None, logits: Tensor) -> Tensor | None:
-    """The labels, if there are any, and one for each prediction."""
-    if labels is None:
-        return None
-    if logits.dim() != 2:
+        if labels is not None and logits.dim() != 2:
+            raise PmvitError(
+                f"expected a classifier for labelled images, got predictions of shape {tuple(logits.shape)}: use "
+                "evaluate_segmentation, or pass images alone and the original as reference="
+            )
+        if labels is not None:
+            labels = labels.to(logits.device)
+            check_labels(labels, logits.shape[-1])
+        return measure(logits, labels, expected)
+    if expected is None:
         raise PmvitError(
-            f"expected a classifier for labelled images, got predictions of shape {tuple(logits.shape)}: use "
-            "evaluate_segmentation, or pass images alone and the original as reference="
+            f"a {type(model).__name__} has no classes to measure: pass the uncompressed original as reference="
         )
-    check_labels(labels, logits.shape[-1])
-    return labels
+    similarity = F.cosine_similarity(logits.float().flatten(1), expected.float().flatten(1))
+    return {"cosine": similarity.cpu().double()}
 
 
-def pooled(parts: Sequence[Evaluation]) -> Evaluation:
-    """What one evaluation of all images would give, from evaluations of parts of them."""
-    images = sum(part.images for part in parts)
-    means = {}
-    for name, first in vars(parts[0]).items():
-        if isinstance(first, float):
-            means[name] = sum(getattr(part, name) * part.images for part in parts) / images
-    return replace(_evaluation(images, sum(part.broken for part in parts), means), reference=parts[0].reference)
-
-
-def _evaluation(images: int, broken: int, means: dict[str, float]) -> Evaluation:
-    top1 = means.get("top1")
-    error = None if top1 is None else math.sqrt(top1 * (1 - top1) / images)
-    found: dict[str, Any] = {field.name: means.get(field.name) for field in fields(Evaluation)}
-    return Evaluation(**{**found, "images": images, "broken": broken, "top1_error": error})
+def summarize(found: Measured, reference: str | None) -> Evaluation:
+    """The means over what `measure_each_image` found."""
+    images, broken = len(found["images"]), len(found["broken"])
+    means = {name: values.mean().item() for name, values in found.items()}
+    known: dict[str, Any] = {field.name: means.get(field.name) for field in fields(Evaluation)}
+    error = math.sqrt(means["top1"] * (1 - means["top1"]) / images) if "top1" in means else None
+    return Evaluation(**known | {"images": images, "broken": broken, "top1_error": error, "reference": reference})

@@ -14,6 +14,8 @@ from pmvit.numbers.bootstrap import bootstrap, mean
 from pmvit.numbers.estimates import Estimate, wilson
 from pmvit.numbers.measures import MEASURES
 
+COMPARING = ("agreement", "kl", "cosine")  # these are of both models
+
 
 @dataclass(frozen=True)
 class PairedMeasure:
@@ -42,30 +44,20 @@ def evaluate_pair(
 ) -> PairedEvaluation:
     """Measure a compressed model and its original on the same images, with 95 % intervals.
 
-    Args:
-        model: The compressed model.
-        original: What it was made of.
-        data: A loader of `(images, labels)` or of images; for models that label pixels, of whole images and masks.
-        limit: How many images at most, taken as they come.
-        progress: Show a progress bar.
-
-    Raises:
-        PmvitError: If there is no image, or a label that the models do not know.
+    `data` is a loader of `(images, labels)` or of images, whole ones for models that label pixels; at most `limit` of
+    them are taken, as they come.
     """
     shown = data if limit is None else list(_first(data, limit))
     if labels_pixels(model):
-        counts = count_pixels(model, shown, reference=original, progress=progress)
-        images, measures = counts.evaluation().images, [_single("pixel_agreement", _shares(counts.same, counts.pixels))]
-        if counts.models[0].classes:
-            measures.insert(0, _paired_iou(*(torch.cat(one.classes) for one in counts.models)))
+        own = count_pixels(model, shown, original, progress)
+        measures = [_measured("pixel_agreement", own["same"] / own["pixels"])]
+        if "classes" in own:
+            measures.insert(0, _paired_iou(own["classes"], own["reference_classes"]))
     else:
-        (own, before), images = measure_each_image([model, original], shown, original, progress)
+        own, before = measure_each_image([model, original], shown, original, progress)
         names = [name for name in MEASURES if name in own]
-        compares = ("agreement", "kl", "cosine")
-        measures = [
-            _single(name, own[name]) if name in compares else _pair(name, own[name], before[name]) for name in names
-        ]
-    return PairedEvaluation(images, len(getattr(data, "broken", ())), tuple(measures))
+        measures = [_measured(name, own[name], None if name in COMPARING else before[name]) for name in names]
+    return PairedEvaluation(len(own["images"]), len(getattr(data, "broken", ())), tuple(measures))
 
 
 def _first(data: Iterable[Any], limit: int) -> Iterator[tuple[Tensor, Tensor] | Tensor]:
@@ -78,16 +70,10 @@ def _first(data: Iterable[Any], limit: int) -> Iterator[tuple[Tensor, Tensor] | 
             return
 
 
-def _shares(some: list[int], of: list[int]) -> Tensor:
-    return torch.tensor(some, dtype=torch.float64) / torch.tensor(of)
-
-
-def _single(name: str, values: Tensor) -> PairedMeasure:
-    """What is one number for both models."""
-    return PairedMeasure(name, _estimate(name, values))
-
-
-def _pair(name: str, own: Tensor, before: Tensor) -> PairedMeasure:
+def _measured(name: str, own: Tensor, before: Tensor | None = None) -> PairedMeasure:
+    """What each image says of the model, and of the original where that is another thing."""
+    if before is None:
+        return PairedMeasure(name, _estimate(name, own))
     return PairedMeasure(name, _estimate(name, own), _estimate(name, before), bootstrap(own - before))
 
 
@@ -100,10 +86,10 @@ def _estimate(name: str, values: Tensor) -> Estimate:
 
 def _paired_iou(own: Tensor, before: Tensor) -> PairedMeasure:
     """Mean IoU from counts of each image, (images, 3, classes)."""
-    after, original = (bootstrap(counts, _drawn_iou) for counts in (own, before))
+
+    def drawn_iou(times: Tensor, counts: Tensor) -> Tensor:
+        return mean_iou(mean(times, counts))
+
     both = torch.stack([own, before], 1)
-    return PairedMeasure("miou", after, original, bootstrap(both, lambda *drawn: -_drawn_iou(*drawn).diff()[:, 0]))
-
-
-def _drawn_iou(times: Tensor, counts: Tensor) -> Tensor:
-    return mean_iou(mean(times, counts))
+    difference = bootstrap(both, lambda *drawn: -drawn_iou(*drawn).diff()[:, 0])
+    return PairedMeasure("miou", bootstrap(own, drawn_iou), bootstrap(before, drawn_iou), difference)

@@ -1,18 +1,19 @@
 """Mean IoU, pixel accuracy and IoU of each class; agreement with a reference model, pixel by pixel; cost."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.data.batches import IGNORED, check_labels, count_batches, unpack
 from pmvit.errors import PmvitError
+from pmvit.evaluation.classification import Measured
 from pmvit.evaluation.reference import Reference, named
-from pmvit.evaluation.sliding import check_stride, count_windows, sliding_logits
+from pmvit.evaluation.sliding import at_size, check_stride, count_windows, sliding_logits
 from pmvit.hosts import find_host, host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.measuring.flops import flops
@@ -92,81 +93,6 @@ def pixel_accuracy(counts: Tensor) -> Tensor:
     return right.sum(-1) / labelled.sum(-1)
 
 
-def _number(value: Tensor) -> float | None:
-    return None if value.isnan() else value.item()
-
-
-@dataclass
-class ModelCounts:
-    """What one model costs, took for the images that were timed, and what `count_classes` found of it."""
-
-    gflops: float
-    seconds: float = 0.0
-    classes: list[Tensor] = field(default_factory=list)
-
-
-@dataclass
-class SegmentationCounts:
-    """What was counted on some images; counts of other images can be added.
-
-    Attributes:
-        models: Of the model, and of the reference if there is one.
-        reference: What the reference is, if that is known.
-        images: How many images.
-        broken: Images that could not be read.
-        windows: Windows run, by each model.
-        pixels: Of each image that both models labelled.
-        same: Those of them to which both give the same class.
-        timed: How many images were timed: all but those of the first batch, which warms up.
-    """
-
-    models: list[ModelCounts]
-    reference: str | None = None
-    images: int = 0
-    broken: int = 0
-    windows: int = 0
-    pixels: list[int] = field(default_factory=list)
-    same: list[int] = field(default_factory=list)
-    timed: int = 0
-
-    def evaluation(self) -> SegmentationEvaluation:
-        if not self.images:
-            raise PmvitError("expected at least one image to evaluate on; got none")
-        (own, *reference) = (self._measured(model) for model in self.models)
-        counts = self.models[0].classes
-        return SegmentationEvaluation(
-            images=self.images,
-            broken=self.broken,
-            class_iou=tuple(map(_number, class_iou(torch.cat(counts).sum(0)))) if counts else None,
-            agreement=sum(self.same) / sum(self.pixels) if self.pixels else None,
-            windows=self.windows / self.images,
-            reference=self.reference,
-            **own,
-            **{f"reference_{name}": value for measured in reference for name, value in measured.items()},
-        )
-
-    def _measured(self, model: ModelCounts) -> dict[str, Any]:
-        counts = torch.cat(model.classes).sum(0) if model.classes else None
-        return {
-            "miou": None if counts is None else _number(mean_iou(counts)),
-            "pixel_accuracy": None if counts is None else _number(pixel_accuracy(counts)),
-            "gflops": model.gflops,
-            "fps": self.timed / model.seconds if self.timed else None,
-        }
-
-
-def pooled(parts: Sequence[SegmentationCounts]) -> SegmentationEvaluation:
-    """What one evaluation of all images gives, from counts of parts of them."""
-    total, *others = parts
-    for part in others:
-        for own, more in zip(total.models, part.models, strict=True):
-            own.seconds += more.seconds
-            own.classes += more.classes
-        for name in ("images", "broken", "windows", "pixels", "same", "timed"):
-            setattr(total, name, getattr(total, name) + getattr(part, name))
-    return total.evaluation()
-
-
 def evaluate_segmentation(
     model: nn.Module,
     data: Iterable[Any],
@@ -189,22 +115,23 @@ def evaluate_segmentation(
         batch_size: Windows that run at a time.
         progress: Show a progress bar.
     """
-    return count_pixels(
-        model, data, reference=reference, window=window, stride=stride, batch_size=batch_size, progress=progress
-    ).evaluation()
+    return summarize(count_pixels(model, data, reference, progress, window, stride, batch_size), model, reference)
 
 
 def count_pixels(
     model: nn.Module,
     data: Iterable[Any],
-    *,
-    reference: nn.Module | Reference | None = None,
+    reference: nn.Module | Reference | None,
+    progress: bool,
     window: tuple[int, int] | None = None,
     stride: int | tuple[int, int] | None = None,
     batch_size: int = 8,
-    progress: bool = True,
-) -> SegmentationCounts:
-    """`evaluate_segmentation` of a part of the images: what `pooled` puts together."""
+) -> Measured:
+    """What `evaluate_segmentation` goes by, of each image, by name; `images` and `broken` are ones to count.
+
+    `classes` is what `count_classes` counts, where there are labels; `same` are those of the `pixels` to which the
+    reference gives the same class; `seconds` are of `timed` images: all but the first batch, which warms up.
+    """
     host = host_of(model)
     classes = host.outputs().pixel_classes
     if classes is None:
@@ -212,39 +139,67 @@ def count_pixels(
     device = next(model.parameters()).device
     size = window or host.input_size()[1:]
     strides = check_stride(size, stride)
-    compared_with, name = named(reference)
-    models = [model] if compared_with is None else [model, compared_with]
-    counts = SegmentationCounts([ModelCounts(flops(each).gflops) for each in models], name)
-    with evaluation_mode(model), evaluation_mode(models[-1]), torch.inference_mode():
+    compared_with, _ = named(reference)
+    models = {"": model} if compared_with is None else {"": model, "reference_": compared_with}
+    counts: dict[str, list[Any]] = defaultdict(list)
+    *_, last = models.values()
+    with evaluation_mode(model), evaluation_mode(last), torch.inference_mode():
         for batch in track(data, "evaluate", count_batches(data), show=progress):
             images, labels = unpack(batch)
             labels = labels.to(device) if labels is not None and labels.dim() == 3 else None
-            if labels is None and len(models) == 1:
+            if labels is None and compared_with is None:
                 raise PmvitError("expected images with masks, or the uncompressed original as reference=; got neither")
-            at_size = tuple(images.shape[-2:] if labels is None else labels.shape[-2:])
-            is_warm = counts.images > 0
-            counts.images += len(images)
-            counts.windows += len(images) * count_windows((images.shape[-2], images.shape[-1]), size, strides)
+            wanted = tuple(images.shape[-2:] if labels is None else labels.shape[-2:])
+            ones, is_warm = torch.ones(len(images), dtype=torch.float64), bool(counts)
+            counts["images"].append(ones)
+            counts["timed"].append(ones * is_warm)
+            counts["windows"].append(ones * count_windows((images.shape[-2], images.shape[-1]), size, strides))
             predictions = []
-            for each, of_model in zip(models, counts.models, strict=True):
+            for prefix, each in models.items():
                 begun = time.perf_counter()
                 scores = sliding_logits(each, images.to(device), size, strides, batch_size=batch_size)
                 if device.type != "cpu":
                     torch.accelerator.synchronize()
-                of_model.seconds += time.perf_counter() - begun if is_warm else 0.0
-                predictions.append(classes_at(scores, at_size))
+                counts[f"{prefix}seconds"].append(ones * is_warm * (time.perf_counter() - begun) / len(images))
+                predictions.append(classes_at(scores, wanted))
                 if labels is not None:
-                    of_model.classes.append(count_classes(predictions[-1], labels, classes))
-            counts.timed += len(images) if is_warm else 0
-            if len(models) == 2:
-                counts.pixels += [image.numel() for image in predictions[0]]
-                counts.same += (predictions[0] == predictions[1]).sum((1, 2)).tolist()
-    counts.broken = len(getattr(data, "broken", ()))
-    return counts
+                    counts[f"{prefix}classes"].append(count_classes(predictions[-1], labels, classes))
+            if compared_with is not None:
+                counts["pixels"].append(ones * predictions[0][0].numel())
+                counts["same"].append((predictions[0] == predictions[1]).sum((1, 2)).cpu().double())
+    if not counts:
+        raise PmvitError("expected at least one image to evaluate on; got none")
+    counts["broken"].append(torch.ones(len(getattr(data, "broken", ()))))
+    return {name: torch.cat(values) for name, values in counts.items()}
+
+
+def summarize(found: Measured, model: nn.Module, reference: nn.Module | Reference | None) -> SegmentationEvaluation:
+    """What `count_pixels` found of all images together."""
+    compared_with, name = named(reference)
+    total = {name: values.sum(0) for name, values in found.items()}
+    result: dict[str, Any] = {}
+    for prefix, each in (("", model), ("reference_", compared_with)):
+        if each is not None:
+            result[f"{prefix}gflops"] = flops(each).gflops
+            result[f"{prefix}fps"] = (total["timed"] / total[f"{prefix}seconds"]).item() if total["timed"] else None
+            counts = total.get(f"{prefix}classes")
+            result[f"{prefix}miou"] = None if counts is None else _number(mean_iou(counts))
+            result[f"{prefix}pixel_accuracy"] = None if counts is None else _number(pixel_accuracy(counts))
+    return SegmentationEvaluation(
+        images=len(found["images"]),
+        broken=len(found["broken"]),
+        class_iou=tuple(map(_number, class_iou(total["classes"]))) if "classes" in total else None,
+        agreement=(total["same"] / total["pixels"]).item() if "pixels" in total else None,
+        windows=found["windows"].mean().item(),
+        reference=name,
+        **result,
+    )
+
+
+def _number(value: Tensor) -> float | None:
+    return None if value.isnan() else value.item()
 
 
 def classes_at(scores: Tensor, size: tuple[int, ...]) -> Tensor:
     """The class of each pixel, (batch, height, width), of scores that are upsampled or reduced to a size."""
-    if tuple(scores.shape[1:3]) == size:
-        return scores.argmax(-1)
-    return F.interpolate(scores.movedim(-1, 1), size=size, mode="bilinear").argmax(1)
+    return at_size(scores, size).argmax(-1)

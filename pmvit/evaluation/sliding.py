@@ -1,7 +1,5 @@
 """Images of any size through a model of one size: overlapping windows, many at a time, their logits averaged."""
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,11 +21,7 @@ def count_windows(size: tuple[int, int], window: tuple[int, int], stride: tuple[
 
 
 def check_stride(window: tuple[int, int], stride: int | tuple[int, int] | None) -> tuple[int, int]:
-    """The stride down and across, the window itself if none is given.
-
-    Raises:
-        PmvitError: If it would leave pixels out.
-    """
+    """The stride down and across, the window itself if none is given; `PmvitError` if it would leave pixels out."""
     if stride is None:
         return window
     down, across = (stride, stride) if isinstance(stride, int) else stride
@@ -50,52 +44,35 @@ def sliding_logits(
     """Scores of every pixel, (batch, height, width, classes), each the mean over the windows that hold it.
 
     A side that is shorter than the window is padded with zeros, the mean of prepared images. An image that is one
-    window gives to the last bit what the model gives for it.
-
-    Args:
-        model: One that labels pixels, of any library.
-        images: Prepared ones, (batch, channels, height, width).
-        window: Height and width of the images the model takes.
-        stride: Pixels from one window to the next; the window itself, without overlap, if not given.
-        batch_size: Windows that run at a time.
+    window gives to the last bit what the model gives for it. `batch_size` windows run at a time.
     """
     strides = check_stride(window, stride)
     height, width = images.shape[-2:]
     padded = F.pad(images, (0, max(window[1] - width, 0), 0, max(window[0] - height, 0)))
     rows, columns = padded.shape[-2:]
-    corners = [
-        (image, top, left)
+    areas = [
+        (image, slice(top, top + window[0]), slice(left, left + window[1]))
         for image in range(len(padded))
         for top in window_starts(rows, window[0], strides[0])
         for left in window_starts(columns, window[1], strides[1])
     ]
     total: Tensor | None = None
     windows_at = torch.zeros(len(padded), rows, columns, 1, device=images.device)
-    for (image, top, left), scores in zip(corners, _scores(model, padded, corners, window, batch_size), strict=True):
-        if total is None:
-            total = scores.new_zeros(len(padded), rows, columns, scores.shape[-1])
-        area = (image, slice(top, top + window[0]), slice(left, left + window[1]))
-        total[area] += scores
-        windows_at[area] += 1
+    for start in range(0, len(areas), batch_size):
+        some = areas[start : start + batch_size]
+        crops = torch.stack([padded[image, :, down, across] for image, down, across in some])
+        for area, scores in zip(some, at_size(predict(model, crops), window), strict=True):
+            if total is None:
+                total = scores.new_zeros(len(padded), rows, columns, scores.shape[-1])
+            total[area] += scores
+            windows_at[area] += 1
     if total is None:
         raise PmvitError("expected at least one image, got none")
     return (total / windows_at)[:, :height, :width]
 
 
-def _scores(
-    model: nn.Module, images: Tensor, corners: list[tuple[int, int, int]], window: tuple[int, int], batch_size: int
-) -> Iterator[Tensor]:
-    """The scores of each window, at its own size."""
-    for start in range(0, len(corners), batch_size):
-        crops = [
-            images[image, :, top : top + window[0], left : left + window[1]]
-            for image, top, left in corners[start : start + batch_size]
-        ]
-        yield from _at_size(predict(model, torch.stack(crops)), window)
-
-
-def _at_size(scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """Scores with the classes last, upsampled where a model gives fewer than one a pixel."""
+def at_size(scores: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Scores with the classes last, upsampled or reduced to a size."""
     if scores.dim() != 4:
         raise PmvitError(
             f"expected a model that labels pixels, got predictions of shape {tuple(scores.shape)}: use evaluate for "

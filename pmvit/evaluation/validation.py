@@ -1,17 +1,18 @@
 """Any model on the images of all processes: by top-1 if it labels images, by mean IoU if it labels pixels."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from torch import nn
 
 from pmvit._system import this_process
 from pmvit.data.batches import unpack
 from pmvit.evaluation import classification, segmentation
-from pmvit.evaluation.classification import Evaluation
-from pmvit.evaluation.reference import Reference
+from pmvit.evaluation.classification import Evaluation, Measured
+from pmvit.evaluation.reference import Reference, named
 from pmvit.evaluation.segmentation import SegmentationEvaluation, labels_pixels
 
 AnyEvaluation = Evaluation | SegmentationEvaluation
@@ -27,20 +28,23 @@ def validate(
 ) -> AnyEvaluation:
     """Measure a model on the batches of this process and of all others; every process gets the result.
 
-    Args:
-        model: The model to measure.
-        batches: Those of this process; for a model that labels pixels, whole images one at a time.
-        reference: The original, for agreement and divergence.
-        use_labels: Whether to read labels, if there are any.
-        progress: Show a progress bar.
+    For a model that labels pixels, batches are whole images one at a time.
     """
     data = batches if use_labels else Unlabelled(batches)
-    several = this_process()[1] > 1
-    if labels_pixels(model):
-        counts = segmentation.count_pixels(model, data, reference=reference, progress=progress)
-        return segmentation.pooled(gather_object([counts]) if several else [counts])
-    result = classification.evaluate(model, data, reference=reference, progress=progress)
-    return classification.pooled(gather_object([result])) if several else result
+    compared_with, name = named(reference)
+    of_pixels = labels_pixels(model)
+    if of_pixels:
+        found = segmentation.count_pixels(model, data, reference, progress)
+    else:
+        (found,) = classification.measure_each_image([model], data, compared_with, progress)
+    if this_process()[1] > 1:
+        found = pooled(gather_object([found]))
+    return segmentation.summarize(found, model, reference) if of_pixels else classification.summarize(found, name)
+
+
+def pooled(parts: Sequence[Measured]) -> Measured:
+    """What was measured of all images, from parts of them."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def evaluation_from(data: dict[str, Any]) -> AnyEvaluation:

@@ -3,38 +3,21 @@
 `pmvit.compress(model, Tome(r=13))` puts one on a copy of a model, as it does a plan.
 """
 
-from pmvit.methods.act import Act
-from pmvit.methods.base import METHODS, Method, make_method, method_called
-from pmvit.methods.dynamic_vit import DynamicVit
-from pmvit.methods.evit import Evit
-from pmvit.methods.evo_vit import EvoVit
-from pmvit.methods.expedite import Expedite
-from pmvit.methods.floors import RandomMerging, TopK
-from pmvit.methods.ia_red import IaRed2
-from pmvit.methods.ps_vit import PsVit
-from pmvit.methods.tofu import Tofu
-from pmvit.methods.tome import Tome
-from pmvit.methods.tps import Tps
-from pmvit.methods.uniform import Uniform
-from pmvit.methods.zero_tprune import ZeroTPrune
-
-__all__ = [
-    "METHODS",
-    "Act",
-    "DynamicVit",
-    "Evit",
-    "EvoVit",
-    "Expedite",
-    "IaRed2",
-    "Method",
-    "PsVit",
-    "RandomMerging",
-    "Tofu",
-    "Tome",
-    "TopK",
-    "Tps",
-    "Uniform",
-    "ZeroTPrune",
-    "make_method",
-    "method_called",
-]
+from pmvit.methods.act import Act as Act
+from pmvit.methods.base import METHODS as METHODS
+from pmvit.methods.base import Method as Method
+from pmvit.methods.base import make_method as make_method
+from pmvit.methods.base import method_called as method_called
+from pmvit.methods.class_attention import Evit as Evit
+from pmvit.methods.class_attention import TopK as TopK
+from pmvit.methods.class_attention import Tps as Tps
+from pmvit.methods.dynamic_vit import DynamicVit as DynamicVit
+from pmvit.methods.evo_vit import EvoVit as EvoVit
+from pmvit.methods.expedite import Expedite as Expedite
+from pmvit.methods.floors import RandomMerging as RandomMerging
+from pmvit.methods.floors import Uniform as Uniform
+from pmvit.methods.ia_red import IaRed2 as IaRed2
+from pmvit.methods.ps_vit import PsVit as PsVit
+from pmvit.methods.tofu import Tofu as Tofu
+from pmvit.methods.tome import Tome as Tome
+from pmvit.methods.zero_tprune import ZeroTPrune as ZeroTPrune

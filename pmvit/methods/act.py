@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from pmvit.data.seeding import seed_for
 from pmvit.errors import PmvitError
-from pmvit.methods.attention import finish, mlp_update, queries_keys_values
+from pmvit.methods.attention import finish, fused, mlp_update, queries_keys_values
 from pmvit.methods.base import Encoder, Method, MethodBlock, Site
 
 STEPS = 7  # halvings of the range of widths
@@ -51,23 +51,20 @@ def cluster(queries: Tensor, directions: Tensor, mixers: Tensor, most: int) -> T
 
 def prototypes_of(queries: Tensor, buckets: Tensor, number: int) -> Tensor:
     """The mean of the queries of each bucket, (batch, heads, number, width); 0 where there is none."""
-    index = buckets[..., None]
-    sums = queries.new_zeros(*queries.shape[:2], number, queries.shape[-1])
-    sums = sums.scatter_add(2, index.expand_as(queries), queries)
-    counts = queries.new_zeros(*queries.shape[:2], number, 1)
-    counts = counts.scatter_add(2, index, torch.ones_like(queries[..., :1]))
-    return sums / counts.clamp_min(1)
+    counted = F.pad(queries, (0, 1), value=1.0)
+    sums = counted.new_zeros(*counted.shape[:2], number, counted.shape[-1])
+    sums = sums.scatter_add(2, buckets[..., None].expand_as(counted), counted)
+    return sums[..., :-1] / sums[..., -1:].clamp_min(1)
 
 
-class ActBlock(MethodBlock):
+class ActBlock(MethodBlock["Act"]):
     """A block whose patches attend as prototypes; prefix tokens attend for themselves."""
 
     directions: Tensor
     mixers: Tensor
 
     def __init__(self, block: Any, site: Site, method: "Act") -> None:
-        super().__init__(block, site)
-        self.prototypes = method.prototypes
+        super().__init__(block, site, method)
         generator = torch.Generator().manual_seed(seed_for(method.seed, site.number))
         directions = torch.randn(block.attn.head_dim, method.hashes, generator=generator)
         mixers = torch.randint(1, 2**31, (method.hashes,), generator=generator)  # tell buckets apart by one number
@@ -75,15 +72,13 @@ class ActBlock(MethodBlock):
         self.register_buffer("mixers", mixers, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        attention: Any = self.block.attn
         query, key, value = queries_keys_values(self.block, tokens)
         prefix, patches = query.tensor_split([self.num_prefix], dim=2)
+        most = self.method.prototypes
         with torch.no_grad():
-            buckets = cluster(patches, self.directions.to(patches), self.mixers, self.prototypes)
-        asked = torch.cat([prefix, prototypes_of(patches, buckets, self.prototypes)], dim=2)
-        dropout = attention.attn_drop.p if attention.training else 0.0
-        answered = F.scaled_dot_product_attention(asked, key, value, dropout_p=dropout)
-        own, shared = answered.tensor_split([self.num_prefix], dim=2)
+            buckets = cluster(patches, self.directions.to(patches), self.mixers, most)
+        asked = torch.cat([prefix, prototypes_of(patches, buckets, most)], dim=2)
+        own, shared = fused(self.block, asked, key, value).tensor_split([self.num_prefix], dim=2)
         back = shared.gather(2, buckets[..., None].expand(-1, -1, -1, shared.shape[-1]))
         tokens = tokens + finish(self.block, torch.cat([own, back], dim=2))
         return tokens + mlp_update(self.block, tokens)
@@ -101,6 +96,7 @@ class Act(Method):
 
     name = "act"
     title = "ACT"
+    block_class = ActBlock
     gives_all_tokens = True
 
     prototypes: int
@@ -115,5 +111,5 @@ class Act(Method):
     def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
         return {"prototypes": max(round((1 - strength) * encoder.patch_embed.num_patches), 1)}
 
-    def block_for(self, block: nn.Module, site: Site) -> ActBlock | None:
-        return None if self.prototypes >= site.num_patches else ActBlock(block, site, self)
+    def wraps(self, site: Site) -> bool:
+        return self.prototypes < site.num_patches

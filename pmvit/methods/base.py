@@ -2,9 +2,9 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -45,15 +45,27 @@ class Site(NamedTuple):
         return self.grid[0] * self.grid[1]
 
 
-class MethodBlock(WrappedBlock):
-    """A block as a method runs it."""
+class MethodBlock(WrappedBlock, Generic[M]):
+    """A block as a method runs it. A subclass has a `forward`, or, for what blocks hand on beside the tokens, a `run`:
 
-    def __init__(self, block: nn.Module, site: Site) -> None:
+    from the tokens, and what the block before handed on if there was one, to the tokens and what to hand on.
+    """
+
+    block: Any
+    run: Callable[..., tuple[Any, ...]]
+
+    def __init__(self, block: Any, site: Site, method: M) -> None:
         super().__init__()
         self.block = block
         self.training = block.training
+        self.site = site
         self.num_prefix = site.num_prefix
         self.is_last = site.number == site.depth - 1
+        self.method = method
+
+    def forward(self, state: Any) -> Any:
+        state = self.run(*state) if isinstance(state, tuple) else self.run(state)
+        return state[0] if self.is_last else state
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class Method(ABC):
     Attributes:
         name: To call it by.
         title: As its paper writes it.
+        block_class: What takes the place of a block.
         gives_all_tokens: Whether every token comes out again, in its place.
         needs_class_token: Whether it reads the attention of a class token.
         needs_class_pooling: Whether the head has to read the class token alone.
@@ -76,6 +89,7 @@ class Method(ABC):
     kind: ClassVar[str] = "method"
     name: ClassVar[str]
     title: ClassVar[str]
+    block_class: ClassVar[type[MethodBlock[Any]]]
     gives_all_tokens: ClassVar[bool] = False
     needs_class_token: ClassVar[bool] = False
     needs_class_pooling: ClassVar[bool] = False
@@ -87,24 +101,18 @@ class Method(ABC):
         if "name" in vars(cls):
             METHODS[cls.name] = cls
 
-    @abstractmethod
-    def block_for(self, block: nn.Module, site: Site) -> MethodBlock | None:
-        """What takes the place of a block; `None` to leave it as it is."""
+    def wraps(self, site: Site) -> bool:
+        """Whether a block is run in another way; raises `PmvitError` if the options do not fit the model."""
+        return True
 
     @classmethod
     @abstractmethod
     def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
-        """The options that say how much is reduced; see `at`."""
+        """The options that say how much is reduced, beside those that are given; see `at`."""
 
     @classmethod
     def at(cls: type[M], strength: float, encoder: Encoder, **options: Any) -> M:
-        """The method at a strength of 0 (nothing is reduced) to 1 (as much as it can).
-
-        Args:
-            strength: The more of it, the fewer FLOPs.
-            encoder: That it is for.
-            options: Those of the method but the one that says how much it reduces.
-        """
+        """The method for an encoder at a strength of 0 (nothing is reduced) to 1 (as much as it can), with options."""
         return cls(**cls.options_at(strength, encoder, options), **options)
 
     def fit(self: M, model: nn.Module, data: Iterable[Any]) -> M:
@@ -174,22 +182,6 @@ def _(method: Method, model: nn.Module, learn: Learn) -> list[HostChange]:
             f"{type(encoder).__name__}"
         )
     dense = isinstance(model, Segmenter)
-    _check_needs(method, encoder, dense)
-    grid = tuple(encoder.patch_embed.grid_size)
-    depth, num_prefix = len(encoder.blocks), encoder.num_prefix_tokens
-    made = [
-        method.block_for(block, Site(number, depth, num_prefix, grid, dense))
-        for number, block in enumerate(encoder.blocks)
-    ]
-    for number, wrapper in enumerate(made):
-        if wrapper is not None:
-            encoder.blocks[number] = wrapper
-    encoder.to(next(encoder.parameters()).device)  # what the method brings is made on the CPU
-    return []
-
-
-def _check_needs(method: Method, encoder: Encoder, dense: bool) -> None:
-    """Raise `PmvitError` if a model has not what a method needs, or needs what it does not give."""
     if method.needs_class_token and encoder.cls_token is None:
         raise PmvitError(f"{method.name} goes by the attention of the class token; this model has none")
     if dense and not method.gives_all_tokens:
@@ -199,6 +191,17 @@ def _check_needs(method: Method, encoder: Encoder, dense: bool) -> None:
             f"{method.name} needs a model that reads the class token alone; this one has "
             f"global_pool={encoder.global_pool!r}"
         )
+    grid, depth, num_prefix = tuple(encoder.patch_embed.grid_size), len(encoder.blocks), encoder.num_prefix_tokens
+    sites = [Site(number, depth, num_prefix, grid, dense) for number in range(depth)]
+    made = {
+        site.number: method.block_class(encoder.blocks[site.number], site, method)
+        for site in sites
+        if method.wraps(site)
+    }
+    for number, wrapper in made.items():
+        encoder.blocks[number] = wrapper
+    encoder.to(next(encoder.parameters()).device)  # what the method brings is made on the CPU
+    return []
 
 
 def check_size(tokens: Tensor, expected: int) -> None:

@@ -1,7 +1,7 @@
 """How strong a method has to be for a model to cost what it should."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torch import nn
@@ -9,9 +9,9 @@ from torch import nn
 from pmvit.compression import compress
 from pmvit.errors import PmvitError
 from pmvit.measuring.flops import flops
-from pmvit.methods.base import Method, encoder_of
+from pmvit.methods.base import M, encoder_of
 
-M = TypeVar("M", bound=Method)
+T = TypeVar("T")
 
 TOLERANCE = 0.01  # of the FLOPs asked for
 STEPS = 12  # halvings of the range of strengths
@@ -20,17 +20,9 @@ STEPS = 12  # halvings of the range of strengths
 def method_for(
     model: nn.Module, kind: type[M], gflops: float, *, data: Iterable[Any] | None = None, **options: Any
 ) -> M:
-    """The method that makes a model cost so many GFLOPs, as `flops` counts them.
+    """The kind of method that makes an original model cost so many GFLOPs, as `flops` counts them, within 1 %.
 
-    Args:
-        model: An original model.
-        kind: Of method.
-        gflops: Billions of multiply-accumulates an image.
-        data: A loader, for a method that needs images.
-        options: Those of the method but the one that says how much it reduces.
-
-    Raises:
-        PmvitError: If nothing comes within 1 % of it.
+    `data` is a loader, for a method that needs images; options are all but the one that says how much it reduces.
     """
     method, reached = nearest(model, kind, gflops, data=data, **options)
     if abs(reached - gflops) > TOLERANCE * gflops:
@@ -54,9 +46,14 @@ def nearest(
         method = kind.at(strength, encoder_of(model), **options).choose(observed)
         return method, flops(compress(shapes, method)).gflops
 
-    low, high = 0.0, 1.0
+    return bisect(made, gflops)
+
+
+def bisect(made: Callable[[float], tuple[T, float]], gflops: float, most: float = 1.0) -> tuple[T, float]:
+    """What is made at a strength of 0 ... `most`, with its GFLOPs: the stronger, the fewer; as near as it comes."""
+    low, high = 0.0, most
     tried = [made(low), made(high)]
-    for _ in range(STEPS):  # the stronger, the cheaper
+    for _ in range(STEPS):
         middle = (low + high) / 2
         tried.append(made(middle))
         if abs(tried[-1][1] - gflops) < TOLERANCE / 10 * gflops:

@@ -6,25 +6,49 @@ that was dropped is masked in the attention of all others (Eq. 11), so that grad
 the kept share at its target (Eq. 14). In inference the best share of the tokens is kept and the others are gone.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.methods.attention import best, run, take
+from pmvit.methods.attention import attend, best, mlp_update, take
 from pmvit.methods.base import MethodBlock, Site
-from pmvit.methods.staged import Staged, kept
+from pmvit.methods.staged import Staged
 from pmvit.wrapping import TrainingPass
 
 
-class Decided(NamedTuple):
-    """While training: all tokens, and whether each patch is still kept, (batch, patches, 1)."""
+def attention_mask(is_kept: Tensor, num_prefix: int) -> Tensor:
+    """How much keys count, (batch, 1, queries, keys): those that are kept, and each token for itself (Eq. 11)."""
+    counts = F.pad(is_kept.squeeze(-1), (num_prefix, 0), value=1.0)[:, None, None]
+    own = torch.eye(counts.shape[-1], dtype=counts.dtype, device=counts.device)
+    return counts + (1 - counts) * own
 
-    tokens: Tensor
-    kept: Tensor
+
+class DecidingBlock(MethodBlock[Any]):
+    """A block on what is kept; some decide first. It hands on whether each patch is kept, (batch, patches, 1), while
+    none leaves."""
+
+    @abstractmethod
+    def decide(self, patches: Tensor, is_kept: Tensor) -> Tensor:
+        """While training: what is kept of what is there."""
+
+    @abstractmethod
+    def drop(self, patches: Tensor, is_kept: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """In inference: the patches that go on, and which of them count if not all do."""
+
+    def run(self, tokens: Tensor, is_kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
+        if self.training:
+            is_kept = self.decide(patches, torch.ones_like(patches[..., :1]) if is_kept is None else is_kept)
+        else:
+            patches, is_kept = self.drop(patches, is_kept)
+            tokens = torch.cat([prefix, patches], dim=1)
+        mask = None if is_kept is None else attention_mask(is_kept, self.num_prefix)
+        tokens = tokens + attend(self.block, tokens, mask=mask).update
+        return tokens + mlp_update(self.block, tokens), is_kept
 
 
 class TokenPredictor(nn.Module):
@@ -33,13 +57,8 @@ class TokenPredictor(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.embed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
-        self.decide = nn.Sequential(
-            nn.Linear(width, width // 2),
-            nn.GELU(),
-            nn.Linear(width // 2, width // 4),
-            nn.GELU(),
-            nn.Linear(width // 4, 2),
-        )
+        half, quarter = nn.Linear(width, width // 2), nn.Linear(width // 2, width // 4)
+        self.decide = nn.Sequential(half, nn.GELU(), quarter, nn.GELU(), nn.Linear(width // 4, 2))
 
     def forward(self, patches: Tensor, is_kept: Tensor) -> Tensor:
         """Of (batch, tokens, width) patches, of which only those count for the mean that are kept."""
@@ -49,51 +68,33 @@ class TokenPredictor(nn.Module):
         return scores.log_softmax(-1)
 
 
-def attention_mask(is_kept: Tensor, num_prefix: int) -> Tensor:
-    """How much keys count, (batch, 1, queries, keys): those that are kept, and each token for itself (Eq. 11)."""
-    counts = torch.cat([is_kept.new_ones(is_kept.shape[0], num_prefix), is_kept.squeeze(-1)], dim=1)[:, None, None]
-    own = torch.eye(counts.shape[-1], dtype=counts.dtype, device=counts.device)
-    return counts + (1 - counts) * own
+class DynamicBlock(DecidingBlock):
+    """A block on what is kept; those of the stages decide first, by their predictor."""
 
-
-class DynamicBlock(MethodBlock):
-    """A block that runs on what is kept; one with a `keep` below 1 decides first."""
-
-    def __init__(self, block: Any, site: Site, keep: float, target: float, weight: float) -> None:
-        super().__init__(block, site)
-        self.keep = keep
-        self.target = target
-        self.weight = weight
-        self.predictor = TokenPredictor(block.norm1.weight.shape[0]) if keep < 1 else None
+    def __init__(self, block: Any, site: Site, method: "DynamicVit") -> None:
+        super().__init__(block, site, method)
+        self.stages = method.stages(site.depth)
+        self.predictor = TokenPredictor(block.norm1.weight.shape[0]) if site.number in self.stages else None
         self._kept_share: Tensor | None = None
 
-    def forward(self, state: Tensor | Decided) -> Tensor | Decided:
-        if self.training:
-            return self._masked(state)
-        tokens = state[0] if isinstance(state, tuple) else state
+    def decide(self, patches: Tensor, is_kept: Tensor) -> Tensor:
         if self.predictor is not None:
-            prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
-            scores = self.predictor(patches, torch.ones_like(patches[..., :1]))[..., 0]
-            chosen, _ = best(scores, kept(self.keep, patches.shape[1]))
-            tokens = torch.cat([prefix, take(patches, chosen)], dim=1)
-        return run(self.block, tokens)
-
-    def _masked(self, state: Tensor | Decided) -> Tensor | Decided:
-        """The block while training: all tokens stay, and attention does not see those that are dropped."""
-        tokens = state[0] if isinstance(state, tuple) else state
-        patches = tokens[:, self.num_prefix :]
-        is_kept = state[1] if isinstance(state, tuple) else torch.ones_like(patches[..., :1])
-        if self.predictor is not None:
-            drawn = F.gumbel_softmax(self.predictor(patches, is_kept), hard=True)
-            is_kept = is_kept * drawn[..., :1]
+            is_kept = is_kept * F.gumbel_softmax(self.predictor(patches, is_kept), hard=True)[..., :1]
             self._kept_share = is_kept.mean((1, 2))
-        tokens = run(self.block, tokens, attention_mask(is_kept, self.num_prefix))
-        return tokens if self.is_last else Decided(tokens, is_kept)
+        return is_kept
+
+    def drop(self, patches: Tensor, is_kept: Tensor | None) -> tuple[Tensor, None]:
+        if self.predictor is not None:
+            scores = self.predictor(patches, torch.ones_like(patches[..., :1]))[..., 0]
+            patches = take(patches, best(scores, self.method.number(patches.shape[1]))[0])
+        return patches, None
 
     def extra_loss(self, model: nn.Module, last: TrainingPass | None) -> Tensor | None:
         """How far the kept share of each image is from its target, squared (Eq. 14)."""
         share, self._kept_share = self._kept_share, None
-        return None if share is None else self.weight * (share - self.target).square().mean()
+        target = self.method.keep ** sum(stage <= self.site.number for stage in self.stages)
+        weight = self.method.ratio_weight / len(self.stages)
+        return None if share is None else weight * (share - target).square().mean()
 
 
 @dataclass(frozen=True)
@@ -106,16 +107,12 @@ class DynamicVit(Staged):
 
     name = "dynamic-vit"
     title = "DynamicViT"
+    block_class = DynamicBlock
     needs_class_token = True
     needs_class_pooling = True  # dropped tokens stay while training
     needs_training = True
 
     ratio_weight: float = 2.0
 
-    def block_for(self, block: nn.Module, site: Site) -> DynamicBlock | None:
-        stages = self.stages(site.depth)
-        if self.keep == 1 or site.number < stages[0]:
-            return None
-        keep = self.keep if site.number in stages else 1.0
-        target = prod(self.keep for stage in stages if stage <= site.number)
-        return DynamicBlock(block, site, keep, target, self.ratio_weight / len(stages))
+    def wraps(self, site: Site) -> bool:
+        return self.keep < 1 and site.number >= self.stages(site.depth)[0]

@@ -8,21 +8,14 @@ placeholder (fast update).
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pmvit.methods.attention import attend, best, class_attention, mlp_update, take
 from pmvit.methods.base import MethodBlock, Site, numbers_of_blocks
-from pmvit.methods.staged import Keeping, kept
-
-
-class Evolving(NamedTuple):
-    """All tokens, and the global class attention of the patches."""
-
-    tokens: Tensor
-    attention: Tensor
+from pmvit.methods.staged import Keeping
 
 
 def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
@@ -30,45 +23,41 @@ def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return tokens.scatter(1, places[..., None].expand_as(values), values)
 
 
-class EvoBlock(MethodBlock):
-    """A block with slow and fast updates, or with slow ones alone if it keeps every token."""
+class EvoBlock(MethodBlock["EvoVit"]):
+    """A block with slow and fast updates, or before the first such block with slow ones alone.
 
-    def __init__(self, block: nn.Module, site: Site, keep: float, mix: float) -> None:
-        super().__init__(block, site)
-        self.keep = keep
-        self.mix = mix
+    It hands on the global class attention of the patches.
+    """
 
-    def forward(self, state: Tensor | Evolving) -> Tensor | Evolving:
-        tokens, attention = state if isinstance(state, tuple) else (state, None)
-        count = tokens.shape[1] - self.num_prefix
-        number = kept(self.keep, count)
+    def __init__(self, block: Any, site: Site, method: "EvoVit") -> None:
+        super().__init__(block, site, method)
+        start = max(site.depth // 3, 1) if method.start is None else method.start
+        self.is_fast = site.number >= min(numbers_of_blocks((start,), site.depth, "start"))
+
+    def run(self, tokens: Tensor, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        mix, count = self.method.mix, tokens.shape[1] - self.num_prefix
+        number = self.method.number(count) if self.is_fast else count
         if attention is None or number == count:
-            tokens, attention = self._update(tokens, attention)
-        else:
-            tokens, attention = self._slow_fast(tokens, attention, number)
-        return tokens if self.is_last else Evolving(tokens, attention)
-
-    def _update(self, tokens: Tensor, attention: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The block as it is, and the global class attention after it."""
-        attended = attend(self.block, tokens)
-        tokens = tokens + attended.update
-        found = class_attention(self.block, attended)[:, self.num_prefix :]
-        attention = found if attention is None else self.mix * attention + (1 - self.mix) * found
-        return tokens + mlp_update(self.block, tokens), attention
-
-    def _slow_fast(self, tokens: Tensor, attention: Tensor, number: int) -> tuple[Tensor, Tensor]:
+            tokens, found = self._update(tokens)
+            return tokens, found if attention is None else mix * attention + (1 - mix) * found
         informative, placeholders = best(attention, number)
         prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
         weights = attention.gather(1, placeholders)
         waiting = take(patches, placeholders)
         representative = (weights / weights.sum(1, keepdim=True))[:, None] @ waiting
         slow = torch.cat([prefix, take(patches, informative), representative], dim=1)
-        updated, evolved = self._update(slow, None)
+        updated, found = self._update(slow)
         fast = waiting + (updated - slow)[:, -1:]
         prefix, chosen, _ = updated.tensor_split([self.num_prefix, self.num_prefix + number], dim=1)
         tokens = torch.cat([prefix, put(put(patches, informative, chosen), placeholders, fast)], dim=1)
-        mixed = self.mix * attention.gather(1, informative) + (1 - self.mix) * evolved[:, :number]
+        mixed = mix * attention.gather(1, informative) + (1 - mix) * found[:, :number]
         return tokens, attention.scatter(1, informative, mixed)
+
+    def _update(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The block as it is, and its class attention."""
+        attended = attend(self.block, tokens)
+        tokens = tokens + attended.update
+        return tokens + mlp_update(self.block, tokens), class_attention(self.block, attended)[:, self.num_prefix :]
 
 
 @dataclass(frozen=True)
@@ -83,14 +72,9 @@ class EvoVit(Keeping):
 
     name = "evo-vit"
     title = "Evo-ViT"
+    block_class = EvoBlock
     gives_all_tokens = True
     needs_class_token = True
 
     start: int | None = None
     mix: float = 0.5
-
-    def block_for(self, block: nn.Module, site: Site) -> EvoBlock:
-        start = max(site.depth // 3, 1)
-        if self.start is not None:
-            (start,) = numbers_of_blocks((self.start,), site.depth, "start")
-        return EvoBlock(block, site, self.keep if site.number >= start else 1.0, self.mix)

@@ -8,22 +8,14 @@ clusters that it was nearest to before, weighted by the same measure.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from pmvit.errors import PmvitError
-from pmvit.methods.base import Encoder, Method, MethodBlock, Site, check_size
-
-
-class Clustered(NamedTuple):
-    """Tokens on the way through the blocks, and what the way back needs: patches and clusters as they were before."""
-
-    tokens: Tensor
-    patches: Tensor
-    clusters: Tensor
+from pmvit.methods.base import Encoder, Method, MethodBlock, Site, check_size, numbers_of_blocks
 
 
 def affinity(patches: Tensor, clusters: Tensor, temperature: float) -> Tensor:
@@ -62,32 +54,32 @@ def reconstruct(patches: Tensor, clusters: Tensor, refined: Tensor, number: int,
     return nearness.masked_fill(nearness < least, -torch.inf).softmax(-1) @ refined
 
 
-class ExpediteBlock(MethodBlock):
-    """A block on clusters; the first one makes them, the last one gives the patches back."""
+class ExpediteBlock(MethodBlock["Expedite"]):
+    """A block on clusters; the first one makes them, the last one gives the patches back.
+
+    It hands on what the way back needs: patches and clusters as they were before.
+    """
 
     near: Tensor
 
-    def __init__(self, block: nn.Module, site: Site, method: "Expedite", is_first: bool) -> None:
-        super().__init__(block, site)
-        self.method = method
-        self.grid = site.grid
-        near = neighbours(site.grid, method.clusters, method.window) if is_first else torch.ones(0)
-        self.register_buffer("near", near, persistent=False)
+    def __init__(self, block: Any, site: Site, method: "Expedite") -> None:
+        super().__init__(block, site, method)
+        self.register_buffer("near", neighbours(site.grid, method.clusters, method.window), persistent=False)
 
-    def forward(self, state: Tensor | Clustered) -> Tensor | Clustered:
-        tokens, patches, clusters = state if isinstance(state, tuple) else self._cluster(state)
+    def run(self, tokens: Tensor, patches: Tensor | None = None, clusters: Tensor | None = None) -> tuple[Tensor, ...]:
+        method = self.method
+        prefix, rest = tokens.tensor_split([self.num_prefix], dim=1)
+        if patches is None or clusters is None:
+            check_size(rest, len(self.near))
+            patches = rest
+            clusters = cluster(rest, self.site.grid, method.clusters, self.near, method.rounds, method.temperature)
+            tokens = torch.cat([prefix, clusters], dim=1)
         tokens = self.block(tokens)
-        if not self.is_last:
-            return Clustered(tokens, patches, clusters)
-        prefix, refined = tokens.tensor_split([self.num_prefix], dim=1)
-        back = reconstruct(patches, clusters, refined, self.method.neighbours, self.method.temperature)
-        return torch.cat([prefix, back], dim=1)
-
-    def _cluster(self, tokens: Tensor) -> Clustered:
-        prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
-        check_size(patches, len(self.near))
-        made = cluster(patches, self.grid, self.method.clusters, self.near, self.method.rounds, self.method.temperature)
-        return Clustered(torch.cat([prefix, made], dim=1), patches, made)
+        if self.is_last:
+            prefix, refined = tokens.tensor_split([self.num_prefix], dim=1)
+            back = reconstruct(patches, clusters, refined, method.neighbours, method.temperature)
+            tokens = torch.cat([prefix, back], dim=1)
+        return tokens, patches, clusters
 
 
 @dataclass(frozen=True)
@@ -107,6 +99,7 @@ class Expedite(Method):
 
     name = "expedite"
     title = "Expedite"
+    block_class = ExpediteBlock
     gives_all_tokens = True
 
     clusters: tuple[int, int]
@@ -130,13 +123,9 @@ class Expedite(Method):
             sizes.append((rows - 1, columns) if shorten_rows else (rows, columns - 1))
         return {"clusters": sizes[round(strength * (len(sizes) - 1))]}
 
-    def block_for(self, block: nn.Module, site: Site) -> ExpediteBlock | None:
+    def wraps(self, site: Site) -> bool:
         rows, columns = site.grid
         if self.clusters[0] > rows or self.clusters[1] > columns:
             raise PmvitError(f"clusters: expected no more than the {rows} x {columns} patches; got {self.clusters}")
         start = site.depth * 5 // 12 if self.start is None else self.start
-        if not 0 <= start < site.depth:
-            raise PmvitError(f"start: expected a block of 0 ... {site.depth - 1}, got {start}")
-        if self.clusters == site.grid or site.number < start:
-            return None
-        return ExpediteBlock(block, site, self, is_first=site.number == start)
+        return self.clusters != site.grid and site.number >= min(numbers_of_blocks((start,), site.depth, "start"))

@@ -11,20 +11,22 @@ others those that are worth most, until what is left out is within a tolerance.
 """
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from pmvit.data.batches import unpack
+from pmvit.data.batches import first_images
 from pmvit.errors import PmvitError
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
-from pmvit.methods.attention import attend, attend_from, mlp_update
+from pmvit.methods.attention import attend, finish, fused, mlp_update, project
 from pmvit.methods.base import Encoder, Method, MethodBlock, Site, check_size, encoder_of
 
 IMAGES = 64  # to choose by: attention maps of all blocks are kept
+AT_A_TIME = 16
 
 
 class Observed(NamedTuple):
@@ -36,49 +38,25 @@ class Observed(NamedTuple):
     num_prefix: int
 
 
-class PsBlock(MethodBlock):
+class PsBlock(MethodBlock["PsVit"]):
     """A block that computes the tokens at some places of those it gets."""
 
     places: Tensor
 
-    def __init__(self, block: nn.Module, site: Site, places: Tensor, num_tokens: int) -> None:
-        super().__init__(block, site)
-        self.num_tokens = num_tokens
-        self.register_buffer("places", places, persistent=False)
+    def __init__(self, block: Any, site: Site, method: "PsVit") -> None:
+        super().__init__(block, site, method)
+        blocks = torch.tensor([*[site.depth] * site.num_prefix, *(method.blocks_per_patch or ())])
+        left = blocks[blocks >= site.number]  # the block before computed these
+        self.num_tokens = len(left)
+        self.register_buffer("places", (left > site.number).nonzero().flatten(), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         check_size(tokens, self.num_tokens)
-        update = attend_from(self.block, tokens, self.places)
-        tokens = tokens[:, self.places] + update
+        normed: Tensor = self.block.norm1(tokens)
+        query = project(self.block, normed[:, self.places], 0)
+        found = fused(self.block, query, project(self.block, normed, 1), project(self.block, normed, 2))
+        tokens = tokens[:, self.places] + finish(self.block, found)
         return tokens + mlp_update(self.block, tokens)
-
-
-def observe(encoder: Encoder, model: nn.Module, batches: Iterable[Tensor]) -> Observed:
-    """What masks are chosen by."""
-    maps: list[list[Tensor]] = [[] for _ in encoder.blocks]
-    lengths: list[list[Tensor]] = [[] for _ in encoder.blocks]
-
-    def watch(number: int) -> Any:
-        def hook(block: nn.Module, inputs: tuple[Any, ...]) -> None:
-            found = attend(block, inputs[0], maps=True).maps
-            if found is not None:
-                mean = found.mean(1)
-                maps[number].append(mean.cpu())
-                lengths[number].append((mean @ inputs[0].abs()).square().sum(-1).cpu())
-
-        return hook
-
-    handles = [block.register_forward_pre_hook(watch(number)) for number, block in enumerate(encoder.blocks)]
-    device = next(encoder.parameters()).device
-    try:
-        with evaluation_mode(model), torch.no_grad():
-            for images in batches:
-                predict(model, images.to(device))
-    finally:
-        for handle in handles:
-            handle.remove()
-    joined = [torch.stack([torch.cat(of_block) for of_block in kind]) for kind in (maps, lengths)]
-    return Observed(joined[0], joined[1], encoder.num_prefix_tokens)
 
 
 def choose(observed: Observed, tolerance: float) -> list[int]:
@@ -112,6 +90,7 @@ class PsVit(Method):
 
     name = "ps-vit"
     title = "PS-ViT"
+    block_class = PsBlock
     needs_class_token = True
     needs_class_pooling = True
     needs_images = True
@@ -130,19 +109,25 @@ class PsVit(Method):
 
     @classmethod
     def observe(cls, model: nn.Module, data: Iterable[Any]) -> Observed:
-        batches: list[Tensor] = []
-        for batch in data:
-            batches.append(unpack(batch)[0][: IMAGES - sum(map(len, batches))])
-            if sum(map(len, batches)) == IMAGES:
-                break
-        if not batches:
-            raise PmvitError(f"expected images for {cls.name} to choose patches by; got none")
-        return observe(encoder_of(model), model, batches)
+        encoder = encoder_of(model)
+        seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {block: [] for block in encoder.blocks}
+
+        def watch(block: nn.Module, inputs: tuple[Tensor]) -> None:
+            maps = attend(block, inputs[0], maps=True).maps.mean(1)
+            seen[block].append((maps.cpu(), (maps @ inputs[0].abs()).square().sum(-1).cpu()))
+
+        with ExitStack() as hooks, evaluation_mode(model), torch.no_grad():
+            for block in seen:
+                hooks.enter_context(block.register_forward_pre_hook(watch))
+            for images in first_images(data, IMAGES).split(AT_A_TIME):
+                predict(model, images.to(next(encoder.parameters()).device))
+        maps, lengths = (torch.stack([torch.cat([one[kind] for one in of]) for of in seen.values()]) for kind in (0, 1))
+        return Observed(maps, lengths, encoder.num_prefix_tokens)
 
     def choose(self, observed: Observed) -> "PsVit":
         return replace(self, blocks_per_patch=tuple(choose(observed, self.tolerance)))
 
-    def block_for(self, block: nn.Module, site: Site) -> PsBlock:
+    def wraps(self, site: Site) -> bool:
         if self.blocks_per_patch is None:
             raise PmvitError(f"{self.name} chooses its patches by looking at images: give it some (fit, --data)")
         if len(self.blocks_per_patch) != site.num_patches:
@@ -150,6 +135,4 @@ class PsVit(Method):
                 f"blocks_per_patch: expected one number for each of the {site.num_patches} patches; got "
                 f"{len(self.blocks_per_patch)}"
             )
-        blocks = torch.tensor([*[site.depth] * site.num_prefix, *self.blocks_per_patch])
-        left = blocks[blocks >= site.number]  # the block before computed these
-        return PsBlock(block, site, (left > site.number).nonzero().flatten(), len(left))
+        return True

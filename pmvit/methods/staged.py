@@ -6,10 +6,10 @@ from math import ceil
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pmvit.errors import PmvitError
-from pmvit.methods.attention import attend, best, class_attention, mlp_update, take
+from pmvit.methods.attention import Attended, Block, attend, mlp_update
 from pmvit.methods.base import Encoder, Method, MethodBlock, Site, numbers_of_blocks
 
 
@@ -31,6 +31,10 @@ class Keeping(Method):
     def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
         return {"keep": max(1 - strength, 1e-6)}
 
+    def number(self, count: int) -> int:
+        """How many of so many tokens are kept: rounded up, and one at least."""
+        return max(ceil(self.keep * count - 1e-9), 1)  # 0.7 * 10 is a little more than 7
+
 
 @dataclass(frozen=True)
 class Staged(Keeping):
@@ -51,45 +55,30 @@ class Staged(Keeping):
         return sorted(numbers_of_blocks(self.blocks, depth, "blocks"))
 
 
-@dataclass(frozen=True)
-class ClassAttention(Staged):
-    """A method that keeps, between attention and MLP, the tokens that the class token attends to most."""
-
-    needs_class_token = True
-
-    @staticmethod
-    @abstractmethod
-    def reduce(patches: Tensor, scores: Tensor, number: int) -> Tensor:
-        """Make (batch, tokens, width) patch tokens fewer, by their (batch, tokens) class attention."""
-
-    def block_for(self, block: nn.Module, site: Site) -> MethodBlock | None:
-        return ClassAttentionBlock(block, site, self) if site.number in self.stages(site.depth) else None
-
-
-class ClassAttentionBlock(MethodBlock):
-    """A block that reduces the tokens by class attention."""
-
-    def __init__(self, block: nn.Module, site: Site, method: ClassAttention) -> None:
-        super().__init__(block, site)
-        self.method = method
+class HalfwayBlock(MethodBlock["Halfway"]):
+    """A block whose patch tokens become fewer between attention and MLP."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        attended = attend(self.block, tokens)
-        tokens = tokens + attended.update
-        number = kept(self.method.keep, tokens.shape[1] - self.num_prefix)
-        if number < tokens.shape[1] - self.num_prefix:
-            scores = class_attention(self.block, attended)[:, self.num_prefix :]
-            prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
-            tokens = torch.cat([prefix, self.method.reduce(patches, scores, number)], dim=1)
+        count = tokens.shape[1] - self.num_prefix
+        number = self.method.number(count)
+        attended = attend(self.block, tokens, maps=self.method.reads_maps and number < count)
+        prefix, patches = (tokens + attended.update).tensor_split([self.num_prefix], dim=1)
+        if number < count:
+            patches = self.method.reduce(patches, self.block, attended, number)
+        tokens = torch.cat([prefix, patches], dim=1)
         return tokens + mlp_update(self.block, tokens)
 
 
-def kept(share: float, count: int) -> int:
-    """How many of `count` tokens are kept: rounded up, and one at least."""
-    return max(ceil(share * count - 1e-9), 1)  # 0.7 * 10 is a little more than 7
+@dataclass(frozen=True)
+class Halfway(Staged):
+    """A method that makes patch tokens fewer between the attention and the MLP of a block, by that attention."""
 
+    block_class = HalfwayBlock
+    reads_maps: ClassVar[bool] = False  # whether it reads the whole maps
 
-def parted(tokens: Tensor, scores: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens with the highest scores; the others; and the scores of the latter."""
-    chosen, rest = best(scores, number)
-    return take(tokens, chosen), take(tokens, rest), scores.gather(1, rest)
+    @abstractmethod
+    def reduce(self, patches: Tensor, block: Block, attended: Attended, number: int) -> Tensor:
+        """Make (batch, tokens, width) patch tokens fewer: so many stay."""
+
+    def wraps(self, site: Site) -> bool:
+        return site.number in self.stages(site.depth)

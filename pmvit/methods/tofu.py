@@ -9,49 +9,35 @@ token, so that the lengths of tokens stay distributed as the model knows them.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pmvit.methods.attention import take
-from pmvit.methods.base import Site
-from pmvit.methods.merging import Matched, Merging, MergingBlock, in_order, merge_matched
-from pmvit.methods.tome import match
+from pmvit.methods.tome import Matched, Tome, TomeBlock
 
 
-def mlerp_matched(tokens: Tensor, sizes: Tensor, matched: Matched, num_protected: int) -> tuple[Tensor, Tensor]:
-    """`merge_matched` with the length of the longest of the tokens that become one."""
-    merged, new_sizes = merge_matched(tokens, sizes, matched, num_protected)
+def with_length_of_longest(merged: Tensor, tokens: Tensor, found: Matched) -> Tensor:
+    """Merged tokens, each as long as the longest of the tokens that became it."""
     lengths = tokens.norm(dim=-1, keepdim=True)
-    even, odd = lengths[:, ::2], lengths[:, 1::2]
-    longest = odd.scatter_reduce(1, matched.into[..., None], take(even, matched.merged), "amax")
-    lengths = in_order(take(even, matched.stays), longest, num_protected)
-    return merged * (lengths / merged.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(merged.dtype).tiny)), new_sizes
+    longest = take(lengths, found.stays)
+    longest = longest.scatter_reduce(1, found.into[..., None], take(lengths, found.merged), "amax")
+    tiny = torch.finfo(merged.dtype).tiny
+    scaled: Tensor = merged * (longest / merged.norm(dim=-1, keepdim=True).clamp_min(tiny))
+    return scaled
 
 
-def prune_matched(tokens: Tensor, matched: Matched, num_protected: int) -> Tensor:
-    """Leave out the tokens that would be merged; the others are in the order that `merge_matched` leaves."""
-    return in_order(take(tokens[:, ::2], matched.stays), tokens[:, 1::2], num_protected)
-
-
-class TofuBlock(MergingBlock):
+class TofuBlock(TomeBlock):
     """A block that prunes or merges the r tokens that have the most similar partners."""
 
-    def __init__(self, block: nn.Module, site: Site, method: "Tofu", r: int, unmerges: bool) -> None:
-        super().__init__(block, site, method, r, unmerges)
-        self.prunes = site.number < (site.depth // 2 if method.prune_blocks is None else method.prune_blocks)
-
-    def find(self, keys: Tensor, r: int) -> Matched:
-        return match(keys, r, self.num_prefix)
-
     def merge(self, tokens: Tensor, sizes: Tensor | None, found: Matched) -> tuple[Tensor, Tensor | None]:
-        if self.prunes:
-            left = None if sizes is None else prune_matched(sizes, found, self.num_prefix)
-            return prune_matched(tokens, found, self.num_prefix), left
-        sizes = tokens.new_ones(*tokens.shape[:2], 1) if sizes is None else sizes
-        return mlerp_matched(tokens, sizes, found, self.num_prefix)
+        first = self.site.depth // 2 if self.method.prune_blocks is None else self.method.prune_blocks
+        if self.site.number < first:
+            return take(tokens, found.stays), None if sizes is None else take(sizes, found.stays)
+        merged, sizes = super().merge(tokens, sizes, found)
+        return with_length_of_longest(merged, tokens, found), sizes
 
 
 @dataclass(frozen=True)
-class Tofu(Merging):
+class Tofu(Tome):
     """Token Fusion.
 
     Attributes:

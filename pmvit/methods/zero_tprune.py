@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from pmvit.methods.attention import attend, best, mlp_update, take
-from pmvit.methods.base import MethodBlock, Site
-from pmvit.methods.staged import Staged, kept
+from pmvit.methods.attention import Attended, Block, best, take
+from pmvit.methods.staged import Halfway
 
 
 def weighted_page_rank(maps: Tensor, rounds: int) -> Tensor:
@@ -46,36 +45,8 @@ def without_similar(scores: Tensor, keys: Tensor, number: int) -> Tensor:
     return torch.cat([upper, lower.gather(1, unlike)], dim=1)
 
 
-class ZeroTPruneBlock(MethodBlock):
-    """A block that prunes similar and unimportant tokens between attention and MLP."""
-
-    def __init__(self, block: nn.Module, site: Site, method: "ZeroTPrune") -> None:
-        super().__init__(block, site)
-        self.method = method
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        count = tokens.shape[1] - self.num_prefix
-        number = kept(self.method.keep, count)
-        attended = attend(self.block, tokens, maps=number < count)
-        tokens = tokens + attended.update
-        if attended.maps is not None:
-            with torch.no_grad():
-                keys = attended.keys.transpose(1, 2).flatten(2)[:, self.num_prefix :]
-                places = self._choose(attended.maps, keys, number)
-            prefix, patches = tokens.tensor_split([self.num_prefix], dim=1)
-            tokens = torch.cat([prefix, take(patches, places)], dim=1)
-        return tokens + mlp_update(self.block, tokens)
-
-    def _choose(self, maps: Tensor, keys: Tensor, number: int) -> Tensor:
-        ranks = weighted_page_rank(maps, self.method.rounds)[..., self.num_prefix :]
-        scores = importance(ranks, self.method.variance)
-        left = without_similar(scores, keys, min(self.method.similar, scores.shape[1] - number))
-        chosen, _ = best(scores.gather(1, left), number)
-        return left.gather(1, chosen)
-
-
 @dataclass(frozen=True)
-class ZeroTPrune(Staged):
+class ZeroTPrune(Halfway):
     """Pruning by PageRank on attention and by similarity, without training.
 
     Attributes:
@@ -87,10 +58,17 @@ class ZeroTPrune(Staged):
     name = "zero-tprune"
     title = "Zero-TPrune"
     depths = (1 / 12, 3 / 12, 6 / 12, 9 / 12, 11 / 12)
+    reads_maps = True
 
     similar: int = 10
     rounds: int = 30
     variance: tuple[float, float] = (0.01, 0.7)
 
-    def block_for(self, block: nn.Module, site: Site) -> ZeroTPruneBlock | None:
-        return ZeroTPruneBlock(block, site, self) if site.number in self.stages(site.depth) else None
+    def reduce(self, patches: Tensor, block: Block, attended: Attended, number: int) -> Tensor:
+        count = patches.shape[1]
+        with torch.no_grad():
+            scores = importance(weighted_page_rank(attended.maps, self.rounds)[..., -count:], self.variance)
+            keys = attended.keys.transpose(1, 2).flatten(2)[:, -count:]
+            left = without_similar(scores, keys, min(self.similar, count - number))
+            places = left.gather(1, best(scores.gather(1, left), number)[0])
+        return take(patches, places)

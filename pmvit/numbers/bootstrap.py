@@ -1,7 +1,6 @@
 """95 % intervals by resampling what was measured: images, or rounds of a benchmark."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -48,19 +47,8 @@ def bootstrap(values: Tensor, statistic: Statistic = mean) -> Estimate:
 
 def _draws(count: int) -> Iterator[Tensor]:
     """How often each of so many is drawn, (resamplings, count), in parts that fit into memory."""
-    if count * RESAMPLES <= LARGEST_DRAW:
-        yield _all_draws(count)
-        return
     generator = torch.Generator().manual_seed(0)
     for start in range(0, RESAMPLES, at_a_time := max(1, LARGEST_DRAW // count)):
-        yield _draw(min(at_a_time, RESAMPLES - start), count, generator)
-
-
-@lru_cache(maxsize=4)
-def _all_draws(count: int) -> Tensor:
-    return _draw(RESAMPLES, count, torch.Generator().manual_seed(0))
-
-
-def _draw(rows: int, count: int, generator: torch.Generator) -> Tensor:
-    drawn = torch.randint(count, (rows, count), generator=generator) + count * torch.arange(rows)[:, None]
-    return torch.bincount(drawn.flatten(), minlength=rows * count).view(rows, count).double()
+        rows = min(at_a_time, RESAMPLES - start)
+        drawn = torch.randint(count, (rows, count), generator=generator) + count * torch.arange(rows)[:, None]
+        yield torch.bincount(drawn.flatten(), minlength=rows * count).view(rows, count).double()

@@ -57,21 +57,14 @@ def main_measure(measured: Mapping[str, Any]) -> str | None:
     return next((name for name in QUALITIES if measured.get(name) is not None), None)
 
 
-def quality_of(measured: Mapping[str, Any]) -> float | None:
-    """How good a model is by its main measure; more is better, so that a divergence counts as negative."""
-    name = main_measure(measured)
-    if name is None:
-        return None
-    return -float(measured[name]) if name == "kl" else float(measured[name])
-
-
 class WithQuality:
     """What evaluations of all kinds have in common: the measure that says how good the model is."""
 
     @property
     def quality(self) -> float | None:
-        """What makes one evaluation better than another; more is better."""
-        return quality_of(vars(self))
+        """How good the model is by its main measure; more is better, so that a divergence counts as negative."""
+        name = main_measure(vars(self))
+        return None if name is None else float(vars(self)[name]) * (-1 if name == "kl" else 1)
 
     @property
     def headline(self) -> str:

@@ -1,5 +1,6 @@
 """What happens to the patches of every block of a compressed model, as plain data: for pictures and for pages."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,40 +13,27 @@ from pmvit.hosts import TokenLayout, host_of
 from pmvit.measuring import Scores
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PRUNED, PruneMerge
-from pmvit.windows import Windows
 
 
 class Block(NamedTuple):
-    """One block of a model as it is now, fine-tuned or not.
+    """One block of a model as it is now, fine-tuned or not."""
 
-    Attributes:
-        number: From 0.
-        name: Where it stands in the model.
-        layout: Its grid and windows.
-        layer: Its groups, and the weights with which patches are merged.
-        returns: The weight with which each patch gets back what its group became; 0 where it is pruned.
-    """
-
-    number: int
-    name: str
-    layout: TokenLayout
-    layer: LayerPlan
-    returns: tuple[float, ...]
+    number: int  # from 0
+    name: str  # where it stands in the model
+    layout: TokenLayout  # its grid and windows
+    layer: LayerPlan  # its groups, and the weights with which patches are merged
+    returns: tuple[float, ...]  # with which weight each patch gets back what its group became; 0 where it is pruned
 
 
 def blocks_of(model: nn.Module) -> list[Block]:
-    """The blocks of a compressed model, first to last.
+    """The blocks of a compressed model, first to last; raise `PmvitError` if no plan compressed it.
 
     Where tuning filled the matrices (`learn="dense"`), the weights are those of the planned members.
-
-    Raises:
-        PmvitError: If the model is not compressed, or by a method without a plan.
     """
-    plan = planned(model)
-    host = host_of(model)
+    plan, host = planned(model), host_of(model)
     made = []
     for number, (name, layout) in enumerate(zip(host.block_names(), host.layouts(), strict=True)):
-        layer = plan.layers.get(number, LayerPlan.keep_all(plan.num_patches(number)))
+        layer = plan.layers.get(number, LayerPlan.keep_all(layout.num_patches))
         returns = (1.0,) * layer.num_tokens
         wrapper = model.get_submodule(name)
         if isinstance(wrapper, PruneMerge):
@@ -75,15 +63,14 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[dict
         PmvitError: If the model is not compressed, or by a method without a plan; or the scores are of another one.
     """
     blocks = blocks_of(model)
-    if scores is not None:
-        check_scores(scores, [block.layout.grid for block in blocks])
+    check_scores(scores, blocks)
     return [
         {
             "block": number,
             "name": name,
             "compressed": layer.mlp is not None or not layer.is_identity,
             "grid": list(layout.grid),
-            "windows": _describe_windows(layout.windows),
+            "windows": layout.windows and {"size": list(layout.windows.size), "shift": list(layout.windows.shift)},
             "prefix": layout.num_prefix,
             "patches": layer.num_tokens,
             **layer.counts,
@@ -97,10 +84,6 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[dict
     ]
 
 
-def _describe_windows(windows: Windows | None) -> dict[str, list[int]] | None:
-    return None if windows is None else {"size": list(windows.size), "shift": list(windows.shift)}
-
-
 def _entries(matrix: Tensor, groups: Tensor) -> tuple[float, ...]:
     """The entry of each token at its group, of a matrix of shape (tokens, groups)."""
     entries = matrix.detach().float().cpu()[torch.arange(len(groups)), groups.clamp(min=0)]
@@ -108,11 +91,7 @@ def _entries(matrix: Tensor, groups: Tensor) -> tuple[float, ...]:
 
 
 def planned(model: nn.Module) -> Plan:
-    """The plan that compressed a model.
-
-    Raises:
-        PmvitError: If none did.
-    """
+    """The plan that compressed a model; raise `PmvitError` if none did."""
     compression, plan = compression_of(model), plan_of(model)
     if compression is None:
         raise PmvitError("expected a compressed model, got one that is not: compress it first")
@@ -124,11 +103,14 @@ def planned(model: nn.Module) -> Plan:
     return plan
 
 
-def check_scores(scores: Scores, grids: list[tuple[int, int]]) -> None:
-    """Raise `PmvitError` if scores are of a model with other blocks or grids."""
-    if list(scores.grids) != grids:
-        wanted, got = (
-            f"{len(each)} blocks of {', '.join(f'{rows} x {columns}' for rows, columns in dict.fromkeys(each))} patches"
-            for each in (grids, scores.grids)
-        )
+def check_scores(scores: Scores | None, blocks: Sequence[Block]) -> None:
+    """Raise `PmvitError` if there are scores and they are of a model with other blocks or grids."""
+    grids = [block.layout.grid for block in blocks]
+    if scores is not None and list(scores.grids) != grids:
+        wanted, got = (f"{len(each)} blocks of {sizes(each)} patches" for each in (grids, scores.grids))
         raise PmvitError(f"expected scores of {wanted}, as the model has them; got some of {got}")
+
+
+def sizes(grids: Sequence[tuple[int, int]], times: str = "x") -> str:
+    """The rows and columns of grids in words, each once."""
+    return ", ".join(f"{rows} {times} {columns}" for rows, columns in dict.fromkeys(grids))

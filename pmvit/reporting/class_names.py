@@ -1,5 +1,6 @@
 """What the classes of a model are called: as a file, the model or the images say, and never by its shape."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,20 @@ def class_names(model: nn.Module, file: str | Path | None = None, data: str | Pa
 
     They come from a text file; else from the class folders of `data`; else from the model: `id2label` of a Hugging Face
     configuration, `label_names` of timm's `pretrained_cfg`, or its tag, if that says ImageNet-1k; else they are
-    `class 0`, `class 1` and so on.
-
-    Raises:
-        PmvitError: If the file does not have one name for each class.
+    `class 0`, `class 1` and so on. A file that does not have one name for each class is a `PmvitError`.
     """
-    classes = host_of(model).outputs().pixel_classes or num_classes_of(model) or 0
+    pixel_classes = host_of(model).outputs().pixel_classes
+    classes = pixel_classes or num_classes_of(model) or 0
     if file is not None:
-        return read_names(Path(file), classes)
-    found = _folder_names(model, data) if data is not None else ()
+        return _read_names(Path(file), classes)
+    found = _folder_names(data, classes) if data is not None and (pixel_classes is None or data == demo.DEMO) else ()
     found = found or _recorded(model, classes)
     return found if len(found) == classes else tuple(f"class {number}" for number in range(classes))
+
+
+def name_of(number: int, names: Sequence[str]) -> str:
+    """What a class is called; its number, if it has no name."""
+    return names[number] if number < len(names) else f"class {number}"
 
 
 def _recorded(model: nn.Module, classes: int) -> tuple[str, ...]:
@@ -47,26 +51,20 @@ def _recorded(model: nn.Module, classes: int) -> tuple[str, ...]:
     return ()
 
 
-def _folder_names(model: nn.Module, data: str | Path) -> tuple[str, ...]:
+def _folder_names(data: str | Path, classes: int) -> tuple[str, ...]:
     """The names of class folders, if there is one for each class of the model and they say more than numbers do."""
     if data == demo.DEMO:
         return demo.CLASSES
-    classes = num_classes_of(model)
-    source = open_source(data, classes) if host_of(model).outputs().pixel_classes is None else None
+    source = open_source(data, classes or None)
     if not isinstance(source, FolderSource) or source.labels is None:
         return ()
-    root = Path(data)
-    found = {n: path.relative_to(root).parts[0] for n, path in zip(source.labels, source.files, strict=True)}
-    names = tuple(found.get(number, "") for number in range(classes or 0))
+    folders = [path.relative_to(data).parts[0] for path in source.files]
+    found = dict(zip(source.labels, folders, strict=True))
+    names = tuple(found.get(number, "") for number in range(classes))
     return names if all(name and not name.removeprefix("n").isdecimal() for name in names) else ()
 
 
-def read_names(path: Path, classes: int) -> tuple[str, ...]:
-    """Names of classes from a text file, one a line.
-
-    Raises:
-        PmvitError: If there is no such file, or not one name for each class in it.
-    """
+def _read_names(path: Path, classes: int) -> tuple[str, ...]:
     try:
         names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:

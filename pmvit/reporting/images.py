@@ -5,6 +5,8 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -14,19 +16,17 @@ from pmvit.data.sources import BROKEN_IMAGE, Sample
 from pmvit.data.transforms import Preparation, color_mode, evaluation_transform
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
-from pmvit.reporting.pictures.patches import photograph
+from pmvit.reporting.class_names import name_of
+
+Bytes = npt.NDArray[np.uint8]
 
 LARGEST_SIDE = 336  # of a picture in a page
 SMALL_SIDE = 64  # up to here pictures are stored without loss
-QUALITY = 86
+QUALITY = 90
 
 
 class InputImages:
-    """How a model's images are prepared: at its size, cropped in the middle, normalised.
-
-    Attributes:
-        mode: Of the images, as Pillow names it.
-    """
+    """How a model's images are prepared: in its `mode` of Pillow's, at its size, cropped in the middle, normalised."""
 
     def __init__(self, model: nn.Module) -> None:
         host = host_of(model)
@@ -52,12 +52,14 @@ class InputImages:
         return Image.fromarray(photograph(self.visible(prepared)))
 
 
-def readable(samples: Sequence[Sample], mode: str, broken: Broken) -> Iterator[tuple[int, Sample, Image.Image]]:
-    """Decode images, each with its number; those that cannot be read are noted and left out.
+def photograph(image: Tensor) -> Bytes:
+    """An image (channels, height, width; 0 to 1) as bytes (height, width, 3), grey ones in three channels."""
+    array: Bytes = (image * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).numpy()
+    return np.ascontiguousarray(array)
 
-    Raises:
-        PmvitError: If there is none that can be read.
-    """
+
+def readable(samples: Sequence[Sample], mode: str, broken: Broken) -> Iterator[tuple[int, Sample, Image.Image]]:
+    """Decode images, each with its number; broken ones are noted and left out. If all are, raise `PmvitError`."""
     for number, sample in enumerate(samples):
         try:
             picture = sample.open(mode)
@@ -77,22 +79,23 @@ def fitted(picture: Image.Image, side: int) -> Image.Image:
     return picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)
 
 
-def data_uri(picture: Image.Image, side: int = LARGEST_SIDE) -> str:
-    """A picture inside a page: JPEG, at most this long at its longer side; a very small one as PNG."""
-    is_small = max(picture.size) <= SMALL_SIDE
-    picture = fitted(picture, side) if max(picture.size) > side else picture
-    stream = io.BytesIO()
-    if is_small:
-        picture.save(stream, "PNG", optimize=True)
-    else:
-        picture.convert("RGB").save(stream, "JPEG", quality=QUALITY, optimize=True)
-    return f"data:image/{'png' if is_small else 'jpeg'};base64,{base64.b64encode(stream.getvalue()).decode()}"
+def page_picture(picture: Image.Image, side: int = LARGEST_SIDE) -> str:
+    """A picture for a page, at most this long at its longer side; a very small one without loss."""
+    smaller = fitted(picture, side) if max(picture.size) > side else picture
+    return data_uri(smaller, lossless=max(picture.size) <= SMALL_SIDE)
+
+
+def data_uri(picture: Image.Image, *, lossless: bool) -> str:
+    """A picture inside a file: as PNG without loss, else as JPEG."""
+    stream, kind = io.BytesIO(), "png" if lossless else "jpeg"
+    picture.save(stream, kind, optimize=lossless, quality=QUALITY, subsampling=0)
+    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
 def likeliest(logits: Tensor, names: tuple[str, ...], count: int = 5) -> list[dict[str, Any]]:
     """The first predictions of one image: names and probabilities, the likeliest first."""
     shares, classes = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
     return [
-        {"name": names[number] if number < len(names) else f"class {number}", "share": round(share, 4)}
+        {"name": name_of(number, names), "share": round(share, 4)}
         for number, share in zip(classes.tolist(), shares.tolist(), strict=True)
     ]

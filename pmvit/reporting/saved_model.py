@@ -1,7 +1,6 @@
 """What is known of a compressed model: from its own files, and from what other commands left in its folder."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from pmvit.compression import compression_of, plan_of
 from pmvit.errors import PmvitError
-from pmvit.evaluation.reference import Reference, reference_for
+from pmvit.evaluation.reference import reference_for
 from pmvit.measuring import Scores
 from pmvit.pipeline import RESULTS_FILE
 from pmvit.reporting.blocks import describe_blocks
@@ -23,44 +22,8 @@ from pmvit.training.record import FILE as FINETUNE_FILE
 SCORES_FILE = "scores.json"
 
 
-@dataclass(frozen=True)
 class SavedModel:
     """A compressed model, and what its own files and those that other commands left in its folder say of it.
-
-    Attributes:
-        path: Where it was loaded from.
-        model: The model.
-        reference: What it is compared with: its original, if that is at hand.
-        config: Its `config.json`.
-        blocks: What happens to the patches of each block; `None` if there is no plan.
-        no_blocks: Why there is none.
-        commands: Those that made it.
-        stages: `results.json` of `pmvit run`.
-        metrics: The lines of `metrics.jsonl`.
-        tuning: `finetune.json`.
-    """
-
-    path: Path
-    model: nn.Module
-    reference: Reference
-    config: dict[str, Any]
-    blocks: list[dict[str, Any]] | None
-    no_blocks: str
-    commands: list[dict[str, Any]]
-    stages: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    tuning: dict[str, Any] | None
-
-    @property
-    def checksum(self) -> str:
-        """Tells this model from all others."""
-        return "-".join(value[:16] for _, value in sorted(self.config["sha256"].items()))
-
-
-def open_saved(
-    path: Path, original: str | Path | nn.Module | None = None, device: str | torch.device = "cpu"
-) -> SavedModel:
-    """Load a compressed model and all that is known of it.
 
     Args:
         path: What `save` wrote.
@@ -68,37 +31,43 @@ def open_saved(
             that is not at hand, the same weights uncompressed.
         device: Where both compute.
 
+    Attributes:
+        config: Its `config.json`.
+        recipe: What compressed it; the same as `plan`, which is `None` if it was a method without one.
+        reference: What it is compared with.
+        blocks: What happens to the patches of each block; `None` if there is no plan, and `no_blocks` says why.
+        commands: Those that made it.
+        metrics: The lines of `metrics.jsonl`.
+        tuning: `finetune.json`, and `stages`: `results.json` of `pmvit run`; empty if they are not there.
+
     Raises:
         PmvitError: If there is no compressed model, or a file beside it is broken.
     """
-    model = load(path, device=device)
-    compression = compression_of(model)
-    if compression is None:
-        raise PmvitError(f"expected a compressed model to report on; {path} is not compressed: use `pmvit compress`")
-    is_folder = path.is_dir()
-    text = (path / CONFIG_FILE).read_text(encoding="utf-8") if is_folder else read_texts(path)[CONFIG_FILE]
-    scores = path / SCORES_FILE if is_folder else path.with_suffix(f".{SCORES_FILE}")
-    tuning, stages = (
-        read_json(path / name) if (path / name).exists() else None for name in (FINETUNE_FILE, RESULTS_FILE)
-    )
-    blocks, reason = (
-        None,
-        f"{compression.what.title} chooses its tokens anew for every image, so there is no plan to show.",
-    )
-    if plan_of(model) is not None:
-        blocks, reason = describe_blocks(model, Scores.load(scores) if scores.exists() else None), ""
-    return SavedModel(
-        path=path,
-        model=model,
-        reference=reference_for(model, original),
-        config=json.loads(text),
-        blocks=blocks,
-        no_blocks=reason,
-        commands=read_commands(path),
-        stages=stages or {},
-        metrics=read_metrics(path) if is_folder else [],
-        tuning=tuning,
-    )
+
+    def __init__(
+        self, path: Path, original: str | Path | nn.Module | None = None, device: str | torch.device = "cpu"
+    ) -> None:
+        self.path, self.model = path, load(path, device=device)
+        compression, self.plan = compression_of(self.model), plan_of(self.model)
+        if compression is None:
+            raise PmvitError(
+                f"expected a compressed model to report on; {path} is not compressed: use `pmvit compress`"
+            )
+        is_folder = path.is_dir()
+        text = (path / CONFIG_FILE).read_text(encoding="utf-8") if is_folder else read_texts(path)[CONFIG_FILE]
+        self.config: dict[str, Any] = json.loads(text)
+        self.reference = reference_for(self.model, original)
+        self.recipe = compression.what
+        self.no_blocks = f"{self.recipe.title} chooses its tokens anew for every image, so there is no plan to show."
+        self.blocks: list[dict[str, Any]] | None = None
+        if self.plan is not None:
+            scores = path / SCORES_FILE if is_folder else path.with_suffix(f".{SCORES_FILE}")
+            self.blocks = describe_blocks(self.model, Scores.load(scores) if scores.exists() else None)
+        self.commands = read_commands(path)
+        self.metrics = read_metrics(path) if is_folder else []
+        self.tuning, self.stages = (
+            read_json(path / name) if (path / name).exists() else {} for name in (FINETUNE_FILE, RESULTS_FILE)
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,13 +4,21 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from pmvit.errors import PmvitError
 from pmvit.files import write_atomically, write_text
 from pmvit.numbers.measures import MEASURES, QUALITIES
 
 FILE, CURVES = "metrics.jsonl", "curves.png"
+LOSSES = {
+    "loss": "loss",
+    "ce": "cross-entropy",
+    "kl": "KL from the original",
+    "cosine": "cosine distance from the original",
+    "tokens": "tokens",
+}
+RATES = {"lr": "weights", "matrix_lr": "M and R"}
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -54,53 +62,58 @@ class MetricsLog:
             self._file.close()
 
 
-def draw_curves(folder: Path) -> None:
-    """Draw loss, validation and learning rate over the steps of a run into `curves.png`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+class Curves(NamedTuple):
+    """What one chart of a run shows: points by the names of their lines, over steps or epochs."""
 
-    lines = read_metrics(folder)
-    steps = [line for line in lines if "loss" in line]
-    epochs = [line for line in lines if line.get("kind") == "epoch"]
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    losses, validation, rate = figure.subplots(1, 3)
-    for name, label in (
-        ("loss", "loss"),
-        ("ce", "cross-entropy"),
-        ("kl", "KL from the original"),
-        ("cosine", "cosine distance from the original"),
-        ("tokens", "tokens"),
+    title: str
+    x: str
+    y: str
+    lines: dict[str, list[tuple[float, float]]]
+
+
+def curves(metrics: list[dict[str, Any]]) -> list[Curves]:
+    """Loss, validation and learning rate of a run, from the lines of its metrics."""
+    steps = [line for line in metrics if "loss" in line]
+    epochs = [line for line in metrics if line.get("kind") == "epoch"]
+    name = next((name for name in QUALITIES if any(line.get(name) is not None for line in epochs)), QUALITIES[0])
+    quality, made = MEASURES[name], list[Curves]()
+    for title, x, y, names, factor in (
+        ("Training loss", "step", "loss", LOSSES, 1.0),
+        ("Validation", "epoch", quality.axis_title, {name: quality.full_title}, quality.factor),
+        ("Learning rate", "step", "learning rate × 10⁴", RATES, 1e4),
     ):
-        points = [(line["step"], line[name]) for line in steps if name in line]
-        if points:
-            losses.plot(*zip(*thinned(points), strict=True), label=label, linewidth=1.2)
-    losses.set(title="training loss", xlabel="step")
-    losses.set_ylim(bottom=0)
-    losses.legend(frameon=False)
-    name = next((name for name in QUALITIES if any(name in line for line in epochs)), QUALITIES[0])
-    measure = MEASURES[name]
-    points = [(line["epoch"], line[name] * measure.factor) for line in epochs if name in line]
-    if points:
-        validation.plot(*zip(*points, strict=True), marker="o", color="tab:green")
-    else:
-        validation.text(0.5, 0.5, "no validation images", ha="center", transform=validation.transAxes)
-    validation.set(title=f"validation {measure.axis_title}", xlabel="epoch")
-    validation.xaxis.get_major_locator().set_params(integer=True)
-    rate.plot(*zip(*[(line["step"], line["lr"]) for line in steps], strict=True), label="weights", color="tab:gray")
-    matrices = [(line["step"], line["matrix_lr"]) for line in steps if "matrix_lr" in line]
-    if matrices:
-        rate.plot(*zip(*matrices, strict=True), label="M and R", color="tab:orange", linestyle="--")
-    rate.set(title="learning rate", xlabel="step")
-    rate.legend(frameon=False)
-    for axis in (losses, validation, rate):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.3)
-    write_atomically(folder / CURVES, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
+        rows, lines = (steps if x == "step" else epochs), dict[str, list[tuple[float, float]]]()
+        for key, label in names.items():
+            points = [(line[x], factor * line[key]) for line in rows if line.get(key) is not None]
+            if points:
+                lines[label] = _thinned(points) if x == "step" else points
+        made.append(Curves(title, x, y, lines))
+    return made
 
 
-def thinned(points: list[tuple[int, float]], most: int = 100) -> list[tuple[float, float]]:
+def _thinned(points: list[tuple[float, float]], most: int = 100) -> list[tuple[float, float]]:
     """Means over runs of neighbouring points, at most so many of them."""
     length = max(1, -(-len(points) // most))
     runs = [points[start : start + length] for start in range(0, len(points), length)]
     return [(sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run)) for run in runs]
+
+
+def draw_curves(folder: Path) -> None:
+    """Draw loss, validation and learning rate of a run into `curves.png`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    for axis, (title, x, y, lines) in zip(figure.subplots(1, 3), curves(read_metrics(folder)), strict=True):
+        for name, points in lines.items():
+            axis.plot(*zip(*points, strict=True), label=name, linewidth=1.2, marker="o" if x == "epoch" else None)
+        axis.set(title=title, xlabel=x, ylabel=y)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+        if not lines:
+            axis.text(0.5, 0.5, "no validation images", ha="center", transform=axis.transAxes)
+        elif x == "epoch":
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        else:
+            axis.set_ylim(bottom=0)
+            axis.legend(frameon=False)
+    write_atomically(folder / CURVES, lambda temporary: figure.savefig(temporary, format="png", dpi=110))

@@ -15,7 +15,6 @@ from pmvit.loading import open_loader
 from pmvit.methods import Tome, make_method
 from pmvit.methods.attention import take
 from pmvit.methods.budget import method_for
-from pmvit.methods.merging import merge_matched, places_after
 from pmvit.methods.tome import match
 from tests.helpers import QUIET, same, small_plan, small_vit, tome
 from tests.segmenters import small_segmenter
@@ -25,14 +24,14 @@ def test_tome_merges_the_most_similar_pairs() -> None:
     keys = torch.eye(8)[None].repeat(2, 1, 1)
     keys[0, 4] = keys[0, 7]  # of image 0, token 4 is like token 7, and 6 a little like 5
     keys[0, 6] = keys[0, 5] + 0.5 * keys[0, 6]
-    stays, merged, into = match(keys, 1, 1)
-    assert merged[0].tolist() == [2]  # token 4
-    assert into[0].tolist() == [3]  # token 7
-    assert stays[0].tolist() == [0, 1, 3]
+    found = match(keys, 1, 1)
+    assert found.merged[0].tolist() == [4]
+    assert found.stays[0].tolist() == [0, 2, 6, 1, 3, 5, 7]
+    assert found.into[0].tolist() == [6]  # where token 7 is then
     tokens = torch.arange(8.0)[None, :, None].repeat(2, 1, 1)
     sizes = torch.ones(2, 8, 1)
     sizes[:, 7] = 3
-    new, new_sizes = merge_matched(tokens, sizes, match(keys, 1, 1), 1)
+    new, new_sizes = found.merge(tokens, sizes)
     assert new.shape == (2, 7, 1)
     assert new[0].flatten().tolist() == [0, 2, 6, 1, 3, 5, (4 + 3 * 7) / 4]
     assert new_sizes.sum() == sizes.sum()
@@ -62,9 +61,8 @@ def test_tome_finds_every_token_again(num_prefix: int) -> None:
     tokens, sizes, places = values, torch.ones(3, 25 + num_prefix, 1), None
     for r in (6, 4, 3):
         matched = match(tokens, r, num_prefix)
-        after = places_after(matched, tokens.shape[1], num_prefix)
-        places = after if places is None else after.gather(1, places)
-        tokens, sizes = merge_matched(tokens, sizes, matched, num_prefix)
+        places = matched.places() if places is None else matched.places().gather(1, places)
+        tokens, sizes = matched.merge(tokens, sizes)
     assert places is not None
     assert tokens.shape[1] == 12 + num_prefix
     assert torch.equal(take(tokens, places), values)

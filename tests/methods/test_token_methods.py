@@ -11,16 +11,14 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit.methods import METHODS, Evit, make_method
-from pmvit.methods.attention import attend, class_attention
+from pmvit.methods.attention import attend, class_attention, take
 from pmvit.methods.base import encoder_of
 from pmvit.methods.budget import method_for
-from pmvit.methods.evo_vit import Evolving
+from pmvit.methods.class_attention import squeeze
 from pmvit.methods.expedite import Expedite, affinity, cluster, neighbours, reconstruct
-from pmvit.methods.floors import draw
-from pmvit.methods.merging import Matched, merge_matched, places_after
-from pmvit.methods.tofu import mlerp_matched, prune_matched
-from pmvit.methods.tps import squeeze
-from pmvit.methods.uniform import cells_of
+from pmvit.methods.floors import draw, merge_cells
+from pmvit.methods.tofu import with_length_of_longest
+from pmvit.methods.tome import matched
 from pmvit.methods.zero_tprune import importance, weighted_page_rank, without_similar
 from pmvit.wrapping import TrainingPass, extra_loss
 from tests.helpers import method_at as at
@@ -66,7 +64,7 @@ def test_methods_that_give_all_tokens_segment(name: str) -> None:
             pmvit.compress(model, method)
         return
     with torch.inference_mode():
-        assert pmvit.compress(model, method)(torch.randn(1, 3, 64, 96)).shape == (1, 3, 64, 96)
+        assert pmvit.compress(model, method)(torch.randn(2, 3, 64, 96)).shape == (2, 3, 64, 96)
 
 
 def tokens_of(seed: int, *shape: int) -> Tensor:
@@ -140,14 +138,15 @@ def test_tps_squeezes_into_the_nearest() -> None:
 
 def test_tofu_keeps_the_length_of_the_longest() -> None:
     tokens, sizes = tokens_of(0, 1, 8, 4), torch.ones(1, 8, 1)
-    matched = Matched(torch.tensor([[0, 3]]), torch.tensor([[1, 2]]), torch.tensor([[1, 1]]))  # 2 and 4 into 3
-    mean, _ = merge_matched(tokens, sizes, matched, 1)
-    fused, new_sizes = mlerp_matched(tokens, sizes, matched, 1)
-    place = int(places_after(matched, 8, 1)[0, 3])
+    patches = [torch.tensor([places]) for places in ([5], [0, 2, 4, 6], [1, 3], [1, 1])]
+    found = matched(1, *patches)  # tokens 2 and 4 into 3
+    mean, new_sizes = found.merge(tokens, sizes)
+    fused = with_length_of_longest(mean, tokens, found)
+    place = int(found.places()[0, 3])
     assert new_sizes[0, place] == 3
     assert torch.allclose(fused[0, place].norm(), tokens[0, [2, 3, 4]].norm(dim=-1).max())
     assert torch.allclose(torch.cosine_similarity(fused, mean, dim=-1), torch.ones(1, 6))
-    pruned = prune_matched(tokens, matched, 1)
+    pruned = take(tokens, found.stays)
     assert torch.equal(pruned[0, place], tokens[0, 3])
     others = [other for other in range(6) if other != place]
     assert torch.allclose(fused[0, others], pruned[0, others], atol=1e-6)  # those alone are as they were
@@ -155,25 +154,25 @@ def test_tofu_keeps_the_length_of_the_longest() -> None:
 
 def test_random_merging_merges_r_patches_and_no_prefix() -> None:
     tokens, sizes = tokens_of(0, 1, 38, 4), torch.ones(1, 38, 1)
-    matched = draw(38, 7, 2, seed=3)
-    merged, new_sizes = merge_matched(tokens, sizes, matched, 2)
+    drawn = draw(38, 7, 2, seed=3)
+    merged, new_sizes = drawn.merge(tokens, sizes)
     assert merged.shape[1] == 31
     assert torch.equal(merged[:, :2], tokens[:, :2])
     assert torch.allclose((merged * new_sizes).sum(1), tokens.sum(1), atol=1e-5)
     again, other = draw(38, 7, 2, seed=3), draw(38, 7, 2, seed=4)
-    assert torch.equal(again.merged, matched.merged)
-    assert not torch.equal(other.merged, matched.merged)
+    assert torch.equal(again.merged, drawn.merged)
+    assert not torch.equal(other.merged, drawn.merged)
 
 
 def test_uniform_merges_cells(images: Tensor) -> None:
-    places = cells_of((4, 6), 1.0, 1)
+    places = merge_cells((4, 6), 1.0, 1).places()[0]
     grid = places[1:].view(4, 6)
     assert places[0] == 0
     assert len(places.unique()) == 1 + 6
     assert all(len(grid[r : r + 2, c : c + 2].unique()) == 1 for r in (0, 2) for c in (0, 2, 4))
-    half = cells_of((4, 6), 0.5, 1)
+    half = merge_cells((4, 6), 0.5, 1).places()
     assert half.max() == 3 + 12  # three cells and the twelve patches of the others
-    assert cells_of((5, 5), 1.0, 0).max() == 8  # cut cells at the edge
+    assert merge_cells((5, 5), 1.0, 0).places().max() == 8  # cut cells at the edge
     model: Any = pmvit.compress(small_vit(class_token=False, global_pool="avg"), make_method("uniform", share=1.0))
     with torch.inference_mode():
         assert model.forward_features(images).shape[1] == 9
@@ -183,12 +182,12 @@ def test_evo_vit_updates_placeholders_by_their_representative(vit: Any) -> None:
     model: Any = pmvit.compress(vit, make_method("evo-vit", keep=0.25, start=1))
     tokens, attention = tokens_of(0, 2, 37, 48), tokens_of(1, 2, 36).softmax(-1)
     with torch.no_grad():
-        after = model.blocks[1](Evolving(tokens, attention))
-    assert after.tokens.shape == tokens.shape  # no token is lost
+        after, evolved = model.blocks[1]((tokens, attention))
+    assert after.shape == tokens.shape  # no token is lost
     for image in range(2):
         order = attention[image].argsort(descending=True)
         informative, placeholders = order[:9], order[9:]
-        change = (after.tokens - tokens)[image, 1 + placeholders]
+        change = (after - tokens)[image, 1 + placeholders]
         assert torch.allclose(change, change[:1].expand_as(change), atol=1e-5)
         weights = attention[image, placeholders]
         mean = (weights[:, None] * tokens[image, 1 + placeholders]).sum(0) / weights.sum()
@@ -196,11 +195,11 @@ def test_evo_vit_updates_placeholders_by_their_representative(vit: Any) -> None:
         with torch.no_grad():
             updated = vit.blocks[1](slow)[0]
             found = explicit_class_attention(vit.blocks[1], slow)[0, 1:-1]
-        assert torch.allclose(after.tokens[image, 1 + informative], updated[1:-1], atol=1e-5)
+        assert torch.allclose(after[image, 1 + informative], updated[1:-1], atol=1e-5)
         assert torch.allclose(change[0], (updated[-1] - mean), atol=1e-5)
-        assert torch.equal(after.attention[image, placeholders], attention[image, placeholders])
+        assert torch.equal(evolved[image, placeholders], attention[image, placeholders])
         mixed = (attention[image, informative] + found) / 2
-        assert torch.allclose(after.attention[image, informative], mixed, atol=1e-6)
+        assert torch.allclose(evolved[image, informative], mixed, atol=1e-6)
 
 
 def test_expedite_finds_clusters_and_the_way_back() -> None:

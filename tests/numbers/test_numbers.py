@@ -10,7 +10,7 @@ import torch
 from pmvit.evaluation.classification import Evaluation
 from pmvit.numbers.bootstrap import RESAMPLES, bootstrap, median
 from pmvit.numbers.estimates import Estimate, wilson
-from pmvit.numbers.measures import MEASURES, main_measure, quality_of
+from pmvit.numbers.measures import MEASURES, WithQuality, main_measure
 from pmvit.numbers.tables import format_number, markdown_table
 
 
@@ -78,16 +78,22 @@ def test_medians_of_what_is_drawn(count: int) -> None:
     assert bootstrap(values, median).value == pytest.approx(statistics.median(values.tolist()))
 
 
+def quality_of(**measured: float) -> float | None:
+    evaluation = WithQuality()
+    vars(evaluation).update(measured)
+    return evaluation.quality
+
+
 def test_one_measure_says_how_good_a_model_is() -> None:
     """Accuracy where there are labels; without, nearness to the original, which a divergence measures finest."""
     assert main_measure({"top1": 0.7, "kl": 0.1, "agreement": 0.9}) == "top1"
     assert main_measure({"top1": None, "kl": 0.1, "agreement": 0.9}) == "kl"
-    near, far = quality_of({"kl": 0.1}), quality_of({"kl": 0.2})
+    near, far = quality_of(kl=0.1), quality_of(kl=0.2)
     assert near is not None
     assert far is not None
     assert near > far
-    assert quality_of({"miou": 0.4, "agreement": 0.9}) == 0.4
-    assert quality_of({}) is None
+    assert quality_of(miou=0.4, agreement=0.9) == 0.4
+    assert quality_of() is None
     evaluation = Evaluation(10, 0, 0.70125, 0.0, None, None, 0.9, 0.1, None)
     assert (evaluation.quality, evaluation.headline) == (0.70125, "top-1 70.13%")
     assert MEASURES["kl"].text(0.12345) == "0.1235"

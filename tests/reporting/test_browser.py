@@ -12,7 +12,8 @@ from PIL import Image
 import pmvit
 from pmvit.data.demo import demo_images
 from pmvit.reporting.page import measurements
-from pmvit.reporting.serve.server import make_server
+from pmvit.reporting.saved_model import SavedModel
+from pmvit.reporting.serve.server import Server
 from tests.reporting.pages import HOSTILE, Watched, browser, demo_folder, save_demo
 
 DROP = """([element, name, content]) => {
@@ -128,7 +129,7 @@ def test_a_phone_in_both_themes(chromium: Any, report: str, scheme: str) -> None
 def address(chromium: Any, folder: Path) -> Iterator[str]:
     names = folder.parent / "names.txt"
     names.write_text("\n".join(["</script><script>window.hacked=1</script>"] * 10))
-    server = make_server(folder, port=0, names=names)
+    server = Server(SavedModel(folder), 0, names)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server.address

@@ -18,7 +18,7 @@ from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import open_pairs
 from pmvit.evaluation import segmentation
 from pmvit.evaluation.segmentation import SegmentationEvaluation
-from pmvit.evaluation.validation import evaluation_from
+from pmvit.evaluation.validation import evaluation_from, pooled
 from pmvit.training import StoppedError
 from pmvit.training.loss import cross_entropy, divergence
 from pmvit.training.trainer import Trainer
@@ -144,13 +144,15 @@ def test_processes_share_all_images_and_their_counts_add_up(tmp_path: Path) -> N
     source = open_pairs(plain(tmp_path, [0, 1, 2], count=5), 3)
     model = small_segmenter()
 
-    def count(process: int, processes: int) -> segmentation.SegmentationCounts:
-        loader = create_loader(source, CONFIG, whole=True, workers=0, process=process, processes=processes)
-        return segmentation.count_pixels(model, loader, reference=compressed(model), progress=False)
+    reference = compressed(model)
 
-    together = segmentation.pooled([count(0, 2), count(1, 2)])
+    def count(process: int, processes: int) -> dict[str, torch.Tensor]:
+        loader = create_loader(source, CONFIG, whole=True, workers=0, process=process, processes=processes)
+        return segmentation.count_pixels(model, loader, reference, progress=False)
+
+    together = segmentation.summarize(pooled([count(0, 2), count(1, 2)]), model, reference)
     assert together.images == 5
-    assert together == count(0, 1).evaluation()
+    assert together == segmentation.summarize(count(0, 1), model, reference)
     assert evaluation_from(json.loads(json.dumps(vars(together)))) == together
 
 

@@ -1,5 +1,6 @@
 """`report`: everything known of a compressed model as one HTML file that needs no network."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,20 @@ from torch import nn
 from pmvit.data.demo import DEMO
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
-from pmvit.measuring.flops import flops
-from pmvit.reporting.page import sections, summary
-from pmvit.reporting.page.comparison import comparison_section
+from pmvit.hosts import host_of
+from pmvit.measuring.flops import Flops, flops
+from pmvit.reporting.blocks import sizes
+from pmvit.reporting.page import sections
 from pmvit.reporting.page.measurements import Measurements, measure
-from pmvit.reporting.page.sections import Section
-from pmvit.reporting.page.templates import content_hash, environment, read_web, viewer_data
-from pmvit.reporting.saved_model import SavedModel, open_saved, read_json
-from pmvit.saving.commands import versions
+from pmvit.reporting.page.templates import content_hash, read_web, render
+from pmvit.reporting.pictures.charts import Chart
+from pmvit.reporting.saved_model import SavedModel, read_json
+from pmvit.saving.commands import this_command
 from pmvit.wrapping import fingerprint
 
 LARGEST_MEGABYTES = 5
 SCRIPTS = ("theme.js", "viewer.js", "report.js")
+BACK = {"residual": "each group's update", "pinv": "the pseudo-inverse"}
 BENCHMARK_FILE, COMPARISON_FILE = "benchmark.json", "comparison.json"
 
 
@@ -69,19 +72,23 @@ def report(
     path, output = Path(path), Path(output)
     if output.is_dir():
         raise PmvitError(f"expected the name of a file to write, got the folder {output}: use {output / 'report.html'}")
-    saved = open_saved(path, original, device)
+    saved = SavedModel(path, original, device)
     store = output.with_suffix(".json")
-    of, found = _key(saved, data, limit), _known(saved, store, data, original, limit)
-    if found is None and data is not None:
-        found = measure(saved, data, of, limit=limit, names=names, workers=workers, progress=progress)
-        found.write(store)
-    found = found or Measurements(of, None, None, [])
-    judged, timed = found.evaluation, _beside(path, benchmark, BENCHMARK_FILE) or found.speed
+    of = _key(saved, data, limit)
+    found = Measurements.read(store) if store.exists() else Measurements({}, None, None, [])
+    asked = ["model", *(["original"] if original is not None else []), *(["original", "data", "limit"] if data else [])]
+    if any(found.of.get(name) != of[name] for name in asked):
+        found = Measurements(of, None, None, [])
+        if data is not None:
+            found = measure(saved, data, of, limit=limit, names=names, workers=workers, progress=progress)
+            found.write(store)
+    found = replace(found, speed=_beside(path, benchmark, BENCHMARK_FILE) or found.speed)
     if evaluation is not None:
         judged = sections.from_evaluate(read_json(Path(evaluation)), str(evaluation))
+        found = replace(found, evaluation=judged)
     compared = _beside(path, comparison, COMPARISON_FILE)
-    others = None if compared is None else comparison_section(compared, str(comparison or COMPARISON_FILE))
-    page = _render(saved, replace(found, evaluation=judged, speed=timed), others)
+    others = sections.comparison_section(compared, str(comparison or COMPARISON_FILE)) if compared else ([], [])
+    page = _render(saved, found, others)
     size = len(page.encode()) / 1e6
     if size > LARGEST_MEGABYTES:
         raise PmvitError(f"the report would have {size:.1f} MB, more than {LARGEST_MEGABYTES}: shorten the comparison")
@@ -90,21 +97,11 @@ def report(
 
 
 def _key(saved: SavedModel, data: str | Path | None, limit: int | None) -> dict[str, Any]:
+    """Of which model, original and images measurements are."""
+    checksum = "-".join(value[:16] for _, value in sorted(saved.config["sha256"].items()))
     where = str(data) if data == DEMO or not Path(str(data)).exists() else str(Path(str(data)).resolve())
     original = {"original": fingerprint(saved.reference.model), "compared_with": saved.reference.title}
-    return {"model": saved.checksum, **original, "data": where, "limit": limit}
-
-
-def _known(
-    saved: SavedModel, store: Path, data: str | Path | None, original: str | Path | nn.Module | None, limit: int | None
-) -> Measurements | None:
-    """What was measured before of this model; of other images or another original only if none were asked for."""
-    if not store.exists():
-        return None
-    found = Measurements.read(store)
-    wanted = _key(saved, data, limit)
-    asked = ["model", *(["original"] if original is not None else []), *(["original", "data", "limit"] if data else [])]
-    return found if all(found.of.get(name) == wanted[name] for name in asked) else None
+    return {"model": checksum, **original, "data": where, "limit": limit}
 
 
 def _beside(path: Path, given: str | Path | None, name: str) -> dict[str, Any] | None:
@@ -118,36 +115,76 @@ def _beside(path: Path, given: str | Path | None, name: str) -> dict[str, Any] |
     return document
 
 
-def _render(saved: SavedModel, found: Measurements, others: Section | None) -> str:
+def _render(saved: SavedModel, found: Measurements, others: tuple[list[sections.Table], list[Chart]]) -> str:
     """The page as text."""
     costs = flops(saved.reference.model), flops(saved.model)
     compared_with = found.of.get("compared_with") or saved.reference.title
     tables = [sections.accuracy_table(found.evaluation, compared_with)] if found.evaluation is not None else []
     tables += [sections.stages_table(saved.stages)] if saved.stages else []
-    speeds = [sections.speed_table(found.speed)] if found.speed is not None else []
+    commands = [str(one["command"]) for one in saved.commands]
+    commands += [this_command()] if this_command().startswith("pmvit report") else []
     style, script = read_web("style.css"), "\n".join(map(read_web, SCRIPTS))
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            title=saved.config["model"]["architecture"],
-            subtitle=summary.subtitle(saved),
-            cards=sections.cards((costs[0].gflops, costs[1].gflops), found.evaluation, found.speed),
-            what=summary.what(saved, costs, compared_with),
-            path=saved.path,
-            accuracy=Section(tables),
-            speed=Section(speeds),
-            learning=Section(charts=sections.curves(saved.metrics)),
-            comparison=others or Section(),
-            blocks=saved.blocks,
-            no_blocks=saved.no_blocks,
-            viewer=viewer_data(saved.blocks, saved.model, found.pictures) if saved.blocks is not None else None,
-            commands=summary.commands(saved),
-            settings=summary.settings(saved),
-            versions=versions(),
-            style=style,
-            script=script,
-            style_hash=content_hash(style),
-            script_hash=content_hash(script),
-        )
+    return render(
+        "report.html",
+        saved,
+        found.pictures,
+        subtitle=_subtitle(saved),
+        cards=sections.cards((costs[0].gflops, costs[1].gflops), found.evaluation, found.speed),
+        what=_what(saved, costs, compared_with),
+        path=saved.path,
+        accuracy=tables,
+        speed=[sections.speed_table(found.speed)] if found.speed is not None else [],
+        learning=sections.curves(saved.metrics),
+        comparison=others,
+        blocks=saved.blocks,
+        commands=commands,
+        settings=_settings(saved),
+        style=style,
+        script=script,
+        style_hash=content_hash(style),
+        script_hash=content_hash(script),
     )
+
+
+def _subtitle(saved: SavedModel) -> str:
+    """One sentence on what was done to the model."""
+    if saved.plan is None:
+        return f"Compressed by {saved.recipe.title}."
+    tuned = " and fine-tuned" if saved.tuning or saved.metrics else ""
+    keep = f"its blocks run on {100 * saved.plan.keep:.0f} % of the patch tokens."
+    return f"Compressed by {saved.plan.title}{tuned}: {keep}"
+
+
+def _what(saved: SavedModel, costs: tuple[Flops, Flops], compared_with: str) -> list[tuple[str, str]]:
+    """What was compressed, and how, in short."""
+    host, (before, after) = host_of(saved.model), costs
+    channels, height, width = host.input_size()
+    grids = [layout.grid for layout in host.layouts()]
+    said = [
+        ("Model", saved.config["model"]["architecture"]),
+        ("Input", f"{height} × {width} pixels, {channels} channel{'s' if channels > 1 else ''}"),
+        ("Blocks", f"{len(grids)}, on {sizes(grids, '×')} patches"),
+        ("Multiply-accumulates", f"{before.macs / 1e9:.3f} G → {after.macs / 1e9:.3f} G"),
+        ("Parameters", f"{before.parameters / 1e6:.2f} M → {after.parameters / 1e6:.2f} M"),
+    ]
+    if saved.plan is not None:
+        said.append(("Merging and putting back", f"{100 * after.module_macs / after.macs:.2f} % of the cost"))
+        said.append(("Put back by", BACK[saved.plan.reconstruct]))
+    else:
+        options = json.loads(saved.recipe.to_json())["options"]
+        told = ", ".join(f"{name} {value}" for name, value in options.items())
+        said.append(("Method", f"{saved.recipe.title}: {told}"))
+    said.append(("Compared with", compared_with))
+    if saved.reference.name == "uncompressed":
+        said.append(("", "The original is not at hand: --original names it."))
+    return said
+
+
+def _settings(saved: SavedModel) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The configurations that are on record, each with its name."""
+    titles = {"scores": "Scores", "plan": "Plan"}
+    made_by = saved.plan.made_by if saved.plan is not None else {}
+    found = [(titles.get(name, name), values) for name, values in made_by.items() if isinstance(values, dict)]
+    if saved.tuning:
+        found.append(("Fine-tuning", saved.tuning.get("config") or {}))
+    return [(title, [(name, json.dumps(value)) for name, value in values.items()]) for title, values in found]

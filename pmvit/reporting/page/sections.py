@@ -1,34 +1,28 @@
 """The parts of a report: measurements as tables, charts and sentences."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pmvit.errors import PmvitError
 from pmvit.numbers.estimates import wilson
 from pmvit.numbers.measures import MEASURES, QUALITIES, main_measure
 from pmvit.numbers.tables import format_number
-from pmvit.reporting.page.cells import NOTHING, Cell, change_cell, ratio_cell, value_cell
 from pmvit.reporting.pictures.charts import Chart, Series, line_chart
 from pmvit.runtime.bench.table import rows_of
-from pmvit.training.metrics import thinned
+from pmvit.training import metrics
 
 Json = dict[str, Any]
+Numbers = Sequence[Any] | None  # an `Estimate` as JSON: the value and the ends of its interval, which may be `None`
+DIGITS = {name: 1 if measure.is_share else 3 for name, measure in MEASURES.items()} | {"cosine": 4}
+Card = tuple[str, str, Sequence[str]]  # one number that matters: its title, it, and what it was before
 VARIANTS = {"optimized": "compressed, optimised for inference", "bound": "equal-token bound"}
-LOSSES = {
-    "loss": "loss",
-    "ce": "cross-entropy",
-    "kl": "KL from the original",
-    "cosine": "cosine distance",
-    "tokens": "tokens",
-}
 
 
-class Card(NamedTuple):
-    """One number that matters, and what it was before."""
+class Cell(NamedTuple):
+    """A measured number with its unit and, in smaller print, its interval."""
 
-    title: str
-    value: str
-    details: tuple[str, ...]
+    text: str
+    aside: str = ""
 
 
 class Table(NamedTuple):
@@ -39,12 +33,34 @@ class Table(NamedTuple):
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page; of one that is empty, the page says how to fill it."""
+NOTHING = Cell("–")
 
-    tables: list[Table] = field(default_factory=list)
-    charts: list[Chart] = field(default_factory=list)
+
+def value_cell(name: str, estimate: Numbers) -> Cell:
+    """What was measured, and its interval if it has one."""
+    if estimate is not None and estimate[0] == estimate[1] == estimate[2]:
+        estimate = estimate[:1]
+    return _cell(estimate, f".{DIGITS[name]}f", MEASURES[name].factor, " %" if MEASURES[name].is_share else "")
+
+
+def change_cell(name: str, estimate: Numbers) -> Cell:
+    """A difference with its sign; of shares in points."""
+    unit = " points" if MEASURES[name].is_share else ""
+    return _cell(estimate, f"+.{DIGITS[name]}f", MEASURES[name].factor, unit, " to ")
+
+
+def ratio_cell(ratio: Numbers) -> Cell:
+    """How many times as fast."""
+    return _cell(ratio, ".2f", 1, "×")
+
+
+def _cell(estimate: Numbers, form: str, factor: float, unit: str, between: str = " – ") -> Cell:
+    """An estimate in words, with the minus of typesetters."""
+    if estimate is None:
+        return NOTHING
+    texts = [format_number(factor * number, form) for number in estimate if number is not None]
+    value, *ends = (text.replace("-", "−") if float(text) else text.lstrip("+-") for text in texts)
+    return Cell(value + unit, between.join(ends))
 
 
 def accuracy_table(evaluation: Json, compared_with: str) -> Table:
@@ -78,7 +94,7 @@ def from_evaluate(document: Json, where: str) -> Json:
     return {"images": images, "broken": document.get("broken", 0), "measures": measures}
 
 
-def _with_interval(name: str, value: float | None, images: int) -> tuple[float | None, ...] | None:
+def _with_interval(name: str, value: float | None, images: int) -> Numbers:
     if value is None:
         return None
     return wilson(value, images) if MEASURES[name].counts_images else (value, None, None)
@@ -113,7 +129,8 @@ def speed_table(benchmark: Json) -> Table:
 def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | None) -> list[Card]:
     """Cost, quality and speed in a few large numbers."""
     before, after = costs
-    made = [Card("Cost", f"{after:.3g} GFLOPs", (f"{before:.3g} before", f"{100 * (1 - after / before):.0f} % less"))]
+    less = f"{100 * (1 - after / before):.0f} % less"
+    made: list[Card] = [("Cost", f"{after:.3g} GFLOPs", (f"{before:.3g} before", less))]
     measures = {one["name"]: one for one in (evaluation or {}).get("measures", ())}
     for name in dict.fromkeys((main_measure(measures) or "", "agreement")):
         if name in measures:
@@ -121,45 +138,68 @@ def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | Non
             text, aside = value_cell(name, value) if change is None else change_cell(name, change)
             details = [] if original is None else [f"{value_cell(name, original).text} before"]
             details += [f"{'' if change is None else text} {f'[{aside}]' if aside else ''}".strip()]
-            made.append(Card(MEASURES[name].full_title, value_cell(name, value).text, tuple(details)))
-    if (best := _best_speed(speed)) is not None:
-        ratio = ratio_cell(best["speedup"])
-        made.append(Card("Speed", ratio.text, (f"[{ratio.aside}]", f"{best['runtime']}, batch {best['batch']}")))
-    return made
-
-
-def _best_speed(speed: Json | None) -> Any:
-    """The compressed model as one would deploy it, at the largest batch of the first runtime."""
+            made.append((MEASURES[name].full_title, value_cell(name, value).text, details))
     rows = [row for row in rows_of(speed or {}) if row.get("speedup") is not None]
-    for name in ("optimized", "compressed"):
-        found = [row for row in rows if row["variant"] == name and row["runtime"] == rows[0]["runtime"]]
+    for variant in ("optimized", "compressed"):  # as one would deploy it, at the largest batch of the first runtime
+        found = [row for row in rows if (row["variant"], row["runtime"]) == (variant, rows[0]["runtime"])]
         if found:
-            return max(found, key=lambda row: row["batch"])
-    return None
-
-
-def curves(metrics: list[Json]) -> list[Chart]:
-    """Loss, validation and learning rate of fine-tuning."""
-    steps = [line for line in metrics if "loss" in line]
-    epochs = [line for line in metrics if line.get("kind") == "epoch"]
-    made = []
-    if series := _over_steps(steps, LOSSES):
-        made.append(line_chart("Training loss", series, "step", "loss", zero=True))
-    name = next((name for name in QUALITIES if any(line.get(name) is not None for line in epochs)), None)
-    if name is not None:
-        measure = MEASURES[name]
-        points = [(line["epoch"], measure.factor * line[name]) for line in epochs if line.get(name) is not None]
-        one = Series(measure.full_title, points, [f"epoch {x:g}: {y:.2f}" for x, y in points], 2)
-        made.append(line_chart("Validation", [one], "epoch", measure.axis_title))
-    if rates := _over_steps(steps, {"lr": "weights", "matrix_lr": "M and R"}, scale=1e4):
-        made.append(line_chart("Learning rate", rates, "step", "learning rate × 10⁴", zero=True))
+            best = max(found, key=lambda row: int(row["batch"]))
+            text, aside = ratio_cell(best["speedup"])
+            return [*made, ("Speed", text, (f"[{aside}]", f"{best['runtime']}, batch {best['batch']}"))]
     return made
 
 
-def _over_steps(steps: list[Json], names: dict[str, str], scale: float = 1.0) -> list[Series]:
+def curves(lines: list[Json]) -> list[Chart]:
+    """Loss, validation and learning rate of fine-tuning, as far as they were measured."""
     made = []
-    for number, (name, title) in enumerate(names.items()):
-        points = [(line["step"], scale * line[name]) for line in steps if line.get(name) is not None]
-        if len(points) > 1:
-            made.append(Series(title, thinned(points), colour=number))
+    for title, x, y, found in metrics.curves(lines):
+        is_epoch = x == "epoch"
+        series = [
+            Series(name, points, [f"epoch {at:g}: {value:.2f}" for at, value in points] if is_epoch else (), number)
+            for number, (name, points) in enumerate(found.items(), 2 if is_epoch else 0)
+            if is_epoch or len(points) > 1
+        ]
+        made += [line_chart(title, series, x, y, zero=not is_epoch)] if series else []
     return made
+
+
+def comparison_section(comparison: Json, where: str) -> tuple[list[Table], list[Chart]]:
+    """Quality over cost of all methods, and their numbers."""
+    rows = [row for row in comparison.get("rows", ()) if isinstance(row, dict)]
+    measured = [row for row in rows if row.get("gflops") is not None and isinstance(row.get("evaluation"), dict)]
+    names = [name for name in QUALITIES if any(row["evaluation"].get(name) is not None for row in measured)]
+    if not names:
+        raise PmvitError(f"{where}: expected rows with gflops and evaluation, as `pmvit compare` writes them; got none")
+    settings = list(dict.fromkeys((s["runtime"], s["batch"]) for row in rows for s in row.get("speeds") or ()))
+    titles = [MEASURES[name].full_title for name in names]
+    head = ("method", "GFLOPs", *titles, *(f"{runtime}, batch {batch}" for runtime, batch in settings))
+    cells = []
+    for row in rows:
+        found = row.get("evaluation") or {}
+        speeds = {(speed["runtime"], speed["batch"]): speed.get("speedup") for speed in row.get("speeds") or ()}
+        cells.append(
+            [
+                Cell(str(row["name"]), "" if found else str(row.get("failure") or "")),
+                _cell(None if row.get("gflops") is None else [row["gflops"]], ".3f", 1, ""),
+                *(value_cell(name, None if found.get(name) is None else (found[name], None, None)) for name in names),
+                *(ratio_cell(speeds.get(setting)) for setting in settings),
+            ]
+        )
+    note = "Speeds are relative to the original, with 95 % bootstrap intervals."
+    return [Table(head, cells, note)], [_quality_chart(measured, names[0])]
+
+
+def _quality_chart(rows: list[Json], quality: str) -> Chart:
+    """A line for each method, the original in ink."""
+    measure, methods = MEASURES[quality], dict[str, list[Json]]()
+    for row in rows:
+        if row["evaluation"].get(quality) is not None:
+            methods.setdefault(row["name"] if row.get("method") in (None, "given") else row["method"], []).append(row)
+    series: list[Series] = []
+    for name, some in methods.items():
+        some.sort(key=lambda row: float(row["gflops"]))
+        points = [(row["gflops"], measure.factor * row["evaluation"][quality]) for row in some]
+        titles = [f"{row['name']}: {x:.3g} GFLOPs, {y:.1f}" for row, (x, y) in zip(some, points, strict=True)]
+        colour = None if name == "original" else sum(one.colour is not None for one in series)
+        series.append(Series(name, points, titles, colour))
+    return line_chart("Quality over cost", series, "GFLOPs (MACs) an image", measure.axis_title)

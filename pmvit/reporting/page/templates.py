@@ -3,31 +3,36 @@
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from torch import nn
 
-from pmvit.compression import plan_of
+from pmvit.reporting.saved_model import SavedModel
+from pmvit.saving.commands import versions
 
 WEB = Path(__file__).parents[1] / "web"
 LARGEST_PLAN = 2_000_000  # bytes
 VIEWED = ("name", "compressed", "grid", "groups", "centres", "kept_in_mlp", "prefix")
 
 
-def environment() -> Environment:
-    """Templates in which every text is escaped."""
-    made = Environment(
+def render(template: str, saved: SavedModel, pictures: list[dict[str, Any]], **values: Any) -> str:
+    """A page about a model, in which every text is escaped; the block viewer shows these pictures."""
+    environment = Environment(
         loader=PackageLoader("pmvit.reporting", "web"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["json_data"] = json_data
-    return made
+    environment.filters["json_data"] = json_data
+    return environment.get_template(template).render(
+        title=saved.config["model"]["architecture"],
+        no_blocks=saved.no_blocks,
+        viewer=viewer_data(saved, pictures),
+        versions=versions(),
+        **values,
+    )
 
 
 def json_data(value: Any) -> str:
@@ -35,20 +40,19 @@ def json_data(value: Any) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 
-def viewer_data(blocks: Sequence[dict[str, Any]], model: nn.Module, pictures: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the block viewer gets; the scores and weights of a very large plan are left out."""
-    plan = plan_of(model)
-    reconstruct = plan.reconstruct if plan is not None else "residual"
-    for numbers in (("weights", "scores"), ("weights",), ()):
-        short = [{name: block[name] for name in VIEWED} | _rounded(block, numbers) for block in blocks]
+def viewer_data(saved: SavedModel, pictures: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What the block viewer gets; the scores and weights of a very large plan are left out. `None` without a plan."""
+    if saved.blocks is None or saved.plan is None:
+        return None
+    for names in (("weights", "scores"), ("weights",), ()):
+        short = [{name: block[name] for name in VIEWED} | _rounded(block, names) for block in saved.blocks]
         if len(json_data(short)) < LARGEST_PLAN:
             break
-    return {"blocks": short, "reconstruct": reconstruct, "images": pictures}
+    return {"blocks": short, "reconstruct": saved.plan.reconstruct, "images": pictures}
 
 
-def _rounded(block: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    known = {name: block[name] for name in names}
-    return {name: values and [float(f"{value:.3g}") for value in values] for name, values in known.items()}
+def _rounded(block: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: block[name] and [float(f"{value:.3g}") for value in block[name]] for name in names}
 
 
 def read_web(name: str) -> str:

@@ -1,17 +1,16 @@
 """Grad-CAM (Selvaraju et al., 2017) on the tokens that leave each block: which patches speak for a class."""
 
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from matplotlib import colormaps
 from torch import Tensor, nn
 
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import gives_logits, predict
-from pmvit.reporting.pictures.figure import Bytes
+from pmvit.reporting.images import Bytes
+from pmvit.reporting.pictures.patches import coloured
 
 OPACITY = (0.3, 0.85)  # of the coldest place and the warmest
 MOST = 0.95  # share of the patches below the warmest colour: a few corners often outshine all others
@@ -21,19 +20,14 @@ HEAT = "inferno"  # lightness rises with heat, for all eyes
 class Explained(NamedTuple):
     """What a model finds in an image, and which patches speak for it.
 
-    Attributes:
-        target: The class that is explained; `None` for a model without classes, whose whole output is.
-        found: The class it finds itself; for a model that labels pixels, the most frequent one.
-        confidence: Its probability or, for pixels, the share of them that have it.
-        is_dense: Whether the model finds classes of many places, and not of the image.
-        maps: For each block, a number from 0 up a patch, as (rows, columns); `None` if what the model puts out does not
-            depend on the patches that leave the block.
+    The maps have, for each block, a number from 0 up a patch, as (rows, columns); there is none if what the model puts
+    out does not depend on the patches that leave the block.
     """
 
-    target: int | None
-    found: int | None
-    confidence: float | None
-    is_dense: bool
+    target: int | None  # the class that is explained; `None` for a model without classes, whose whole output is
+    found: int | None  # the class it finds itself; for a model that labels pixels, the most frequent one
+    confidence: float | None  # its probability or, for pixels, the share of them that have it
+    is_dense: bool  # whether the model finds classes of many places, and not of the image
     maps: list[Tensor | None]
 
 
@@ -41,23 +35,20 @@ def explain(model: nn.Module, image: Tensor, target: int | None = None) -> Expla
     """Grad-CAM of every block: how much each patch that leaves it speaks for a class.
 
     The gradient of the class's logit, averaged over the patches of a block, says how much each channel counts; the map
-    is the sum of the channels so weighted, where it is positive.
-
-    Args:
-        model: Compressed or not.
-        image: One image, prepared for the model, (channels, height, width).
-        target: The class to explain; the one the model finds if not given. Where pixels are labelled, the gradient is
-            that of its logits at all pixels that have it.
+    is the sum of the channels so weighted, where it is positive. The image is prepared, (channels, height, width). If
+    no target is given, it is the class that the model finds. Where pixels are labelled, the gradient is that of the
+    logits of the class at all pixels that have it.
     """
     host = host_of(model)
-    layouts = host.layouts()
     left: list[Tensor] = []
     parameter = next(model.parameters())
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
         for name in host.block_names():
-            hook = model.get_submodule(name).register_forward_hook(lambda _m, _i, output: left.append(_tokens(output)))
+            hook = model.get_submodule(name).register_forward_hook(
+                lambda _module, _inputs, output: left.append(output[0] if isinstance(output, tuple) else output)
+            )
             states.callback(hook.remove)
         with torch.inference_mode(False), torch.enable_grad():
             images = image[None].to(parameter.device, parameter.dtype, copy=True).requires_grad_(True)
@@ -65,19 +56,17 @@ def explain(model: nn.Module, image: Tensor, target: int | None = None) -> Expla
             found, confidence = _found(output) if gives_logits(model) else (None, None)
             target = found if target is None else target
             gradients = torch.autograd.grad(_evidence(output, target), left, allow_unused=True)
-    suffix = host.layout.num_suffix
-    maps = []
-    for tokens, gradient, layout in zip(left, gradients, layouts, strict=True):
-        first = layout.num_prefix - suffix
-        patches = slice(first, first + layout.num_patches)
-        maps.append(None if gradient is None else _cam(tokens, gradient, patches, layout.grid))
+    maps: list[Tensor | None] = [None] * len(left)
+    for number, (tokens, gradient, layout) in enumerate(zip(left, gradients, host.layouts(), strict=True)):
+        first = layout.num_prefix - host.layout.num_suffix
+        if gradient is not None:
+            activations, slopes = (
+                each.detach().float().cpu().flatten(1, -2)[0, first : first + layout.num_patches]
+                for each in (tokens, gradient)
+            )
+            if slopes.any():
+                maps[number] = (activations @ slopes.mean(0)).clamp(min=0).view(layout.grid)
     return Explained(target, found, confidence, output.dim() > 2, maps)
-
-
-def _tokens(output: Any) -> Tensor:
-    """The tokens that a block returns, whatever else it does."""
-    tokens: Tensor = output[0] if isinstance(output, tuple) else output
-    return tokens
 
 
 def _found(logits: Tensor) -> tuple[int, float]:
@@ -100,13 +89,6 @@ def _evidence(output: Tensor, target: int | None) -> Tensor:
     return logits[has_it].sum() if len(rows) > 1 and has_it.any() else logits.sum()
 
 
-def _cam(tokens: Tensor, gradient: Tensor, patches: slice, grid: tuple[int, int]) -> Tensor | None:
-    activations, slopes = (each.detach().float().cpu().flatten(1, -2)[0, patches] for each in (tokens, gradient))
-    if not slopes.any():
-        return None
-    return (activations @ slopes.mean(0)).clamp(min=0).view(grid)
-
-
 def agreement(first: Tensor | None, second: Tensor | None) -> float | None:
     """Cosine of two maps: 1 where they are high at the same places; `None` if one of them is empty."""
     if first is None or second is None or not first.any() or not second.any():
@@ -117,8 +99,8 @@ def agreement(first: Tensor | None, second: Tensor | None) -> float | None:
 def heat(values: Tensor) -> Bytes:
     """A map as colours that lie over an image, warm and opaque where it is high."""
     highest = values.flatten().quantile(MOST) or values.max()
-    shares = (values / highest.clamp(min=torch.finfo(values.dtype).tiny)).clamp(max=1).numpy()
-    colours: Bytes = colormaps[HEAT](shares, bytes=True)
+    shares = (values / highest.clamp(min=torch.finfo(values.dtype).tiny)).clamp(max=1)
+    colours = coloured(shares.numpy(), HEAT)
     least, most = OPACITY
-    colours[..., 3] = np.round(255 * (least + (most - least) * shares))
+    colours[..., 3] = (255 * (least + (most - least) * shares)).round().byte().numpy()
     return colours

@@ -4,8 +4,7 @@ import io
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from markupsafe import Markup
 from matplotlib import rc_context
@@ -20,8 +19,7 @@ VARIABLES |= {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)", PAPER
 LETTERS = 12
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """Points with one name: joined by a line, and marked if they have titles, which a mark shows when pointed at."""
 
     name: str
@@ -30,8 +28,7 @@ class Series:
     colour: int | None = 0  # None is ink
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """A chart to be put on a page: the drawing, and the names that go with its colours."""
 
     title: str
@@ -40,28 +37,17 @@ class Chart:
 
 
 def line_chart(title: str, series: Sequence[Series], x: str, y: str, *, zero: bool = False) -> Chart:
-    """Draw series over a common pair of axes.
+    """Draw series over a common pair of axes, whose names are `x` and `y`; the first series lies below the others.
 
-    Args:
-        title: Of the chart.
-        series: What to draw; the first one lies below the others.
-        x: What goes to the right.
-        y: What goes upwards.
-        zero: Whether the upward axis begins at zero.
+    `zero` is whether the upward axis begins at zero.
     """
     figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="constrained")
     axes = figure.subplots()
-    for number, one in enumerate(series):
-        colour = INK if one.colour is None else COLOURS[one.colour % len(COLOURS)]
-        axes.plot(*zip(*one.points, strict=True), color=colour, linewidth=2)
-        if one.titles:
-            style: dict[str, Any] = {
-                "color": colour,
-                "markersize": 9,
-                "markeredgecolor": PAPER,
-                "gid": f"marks{number}",
-            }
-            axes.plot(*zip(*one.points, strict=True), "o", **style)
+    for number, (_, points, titles, place) in enumerate(series):
+        colour = INK if place is None else COLOURS[place % len(COLOURS)]
+        (line,) = axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, gid=f"series{number}")
+        if titles:
+            line.set(marker="o", markersize=9, markeredgecolor=PAPER)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.set_ylim(bottom=0 if zero else None)
@@ -71,26 +57,26 @@ def line_chart(title: str, series: Sequence[Series], x: str, y: str, *, zero: bo
     axes.grid(axis="y", color=LINE)
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
-    svg = _inline_svg(figure, title, {f"marks{number}": one.titles for number, one in enumerate(series)})
+    content = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+        figure.savefig(
+            content, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None}
+        )
+    svg = ElementTree.fromstring(content.getvalue())  # noqa: S314  # our own
+    for number, one in enumerate(series):
+        for mark, words in zip(svg.findall(f".//*[@id='series{number}']//{{*}}use"), one.titles, strict=False):
+            ElementTree.SubElement(mark, "title").text = words
+    _obey_page(svg)
+    svg.attrib = {"viewBox": svg.attrib["viewBox"], "role": "img"}
     svg.set("aria-label", f"{title}: {y} over {x}, {', '.join(one.name for one in series)}")
     text = ElementTree.tostring(svg, encoding="unicode")
     names = [(one.name, "ink" if one.colour is None else f"c{one.colour % len(COLOURS)}") for one in series]
     return Chart(title, Markup(text), names)  # noqa: S704  # serialised, so that every text is escaped
 
 
-def _inline_svg(figure: Figure, salt: str, titles: dict[str, Sequence[str]]) -> ElementTree.Element:
-    """What matplotlib draws without what the page's security policy forbids (styles), and with titles on marks."""
-    content = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
-        figure.savefig(
-            content, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None}
-        )
-    root = ElementTree.fromstring(content.getvalue())  # noqa: S314  # our own
-    for name, words in titles.items():
-        marks = root.findall(f".//*[@id='{name}']//{{*}}use")
-        for mark, title in zip(marks, words, strict=False):
-            ElementTree.SubElement(mark, "title").text = title
-    for element in list(root.iter()):
+def _obey_page(svg: ElementTree.Element) -> None:
+    """Take out of a drawing what the page's security policy forbids (styles), and namespaces."""
+    for element in list(svg.iter()):
         for child in list(element):
             if child.tag.endswith(("}metadata", "}style")):
                 element.remove(child)
@@ -99,13 +85,5 @@ def _inline_svg(figure: Figure, salt: str, titles: dict[str, Sequence[str]]) -> 
                 element.set(name, VARIABLES.get(value, value))
         if element.tag.endswith("}g"):
             element.attrib.pop("id", None)
-        element.tag = _without_namespace(element.tag)
-        element.attrib = {_without_namespace(name): value for name, value in element.attrib.items()}
-    for size in ("width", "height"):
-        del root.attrib[size]
-    root.set("role", "img")
-    return root
-
-
-def _without_namespace(name: str) -> str:
-    return name.rpartition("}")[2]
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-Colour = tuple[int, int, int]
+Colour = tuple[int, ...]  # red, green and blue, from 0 to 255
 Array = npt.NDArray[np.float64]
 
 ORANGE, SKY_BLUE, GREEN, YELLOW = (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66)
@@ -44,8 +44,7 @@ _WITHOUT_GREEN = np.array(
 
 def to_hex(colour: Colour) -> str:
     """A colour as matplotlib and style sheets write it."""
-    red, green, blue = colour
-    return f"#{red:02x}{green:02x}{blue:02x}"
+    return f"#{bytes(colour).hex()}"
 
 
 def to_oklab(colours: Array) -> Array:
@@ -77,7 +76,6 @@ def palette(classes: int) -> tuple[Colour, ...]:
     chosen = list(OKABE_ITO)
     while len(chosen) < classes:
         farthest = int(nearest.argmax())
-        red, green, blue = (int(value) for value in candidates[farthest])
-        chosen.append((red, green, blue))
+        chosen.append(tuple(int(value) for value in candidates[farthest]))
         nearest = np.minimum(nearest, distances(perceived, perceived[:, farthest]))
     return tuple(chosen[:classes])

@@ -1,6 +1,5 @@
 """A figure laid out in pixels: pictures, words and rectangles at their places, written as PNG or SVG."""
 
-import base64
 import io
 import re
 from functools import lru_cache
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -18,46 +16,30 @@ from matplotlib.textpath import text_to_path
 from PIL import Image
 
 from pmvit.files import write_atomically, write_text
+from pmvit.reporting.images import Bytes, data_uri
 from pmvit.reporting.pictures.colours import Colour, to_hex
 
 Format = Literal["png", "svg"]
-Bytes = npt.NDArray[np.uint8]
+Box = tuple[float, float, float, float]  # left, top, width and height, in pixels from the top left of a figure
 
 BACKGROUND: Colour = (250, 250, 250)
 INK, FAINT_INK, FRAME = (25, 25, 25), (95, 95, 95), (170, 170, 170)
 DPI = 100
-JPEG_QUALITY = 90  # of photographs inside an SVG
 INSET = 1e-3  # pixels by which a picture is smaller than its box, so that rounding never gives it one more
 
 
-class Box(NamedTuple):
-    """A place on a figure, in pixels from its top left."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-
-
 class Layer(NamedTuple):
-    """A picture of any size, bytes of shape (rows, columns, 3 or 4), drawn into a box over what is there.
+    """A picture of any size, bytes of shape (rows, columns, 3 or 4), drawn into a box over what is there."""
 
-    Attributes:
-        pixels: Three channels are a photograph; four are flat colours, transparent where there is nothing to draw.
-        smooth: Whether its pixels are blended when it is enlarged, or stay squares.
-    """
-
-    pixels: Bytes
-    smooth: bool = False
+    pixels: Bytes  # three channels are a photograph; four are flat colours, transparent where there is nothing to draw
+    smooth: bool = False  # whether pixels are blended when it is enlarged, or stay squares
 
 
 class PixelFigure:
     """A matplotlib figure with one pair of axes over all of it, whose units are pixels.
 
-    Args:
-        width: Of the figure; its height is set by `save` and `image`, from what was drawn.
-        title: What an SVG says of itself to those who cannot see it.
-        scale: Pixels of the file for each pixel of the layout.
+    The title is what an SVG says of itself to those who cannot see it, the scale how many pixels of the file there are
+    for each pixel of the layout. The height is set when all is drawn.
     """
 
     def __init__(self, width: float, title: str = "", scale: float = 1.0) -> None:
@@ -82,9 +64,8 @@ class PixelFigure:
 
     def text(self, left: float, top: float, words: str, size: float, colour: Colour = INK) -> None:
         """Write words in letters of a size, below a top."""
-        place, points = (self.scale * left, self.scale * top), 72 / DPI * self.scale * size
-        style: dict[str, Any] = {"size": points, "color": to_hex(colour), "va": "top", "parse_math": False}
-        self._axes.text(*place, words, **style)
+        style: dict[str, Any] = {"size": 72 / DPI * self.scale * size, "color": to_hex(colour)}
+        self._axes.text(self.scale * left, self.scale * top, words, va="top", parse_math=False, **style)
 
     def rectangle(self, box: Box, fill: Colour, outline: Colour | None = None) -> None:
         """Fill a rectangle; its outline is inside it."""
@@ -118,8 +99,8 @@ class PixelFigure:
             self._figure.savefig(content, format="svg", metadata={"Date": None, "Title": self.title})
         for artist, way in zip(self._axes.images, ways, strict=True):
             artist.set_interpolation(way)
-        drawn = re.sub(r"<image [^>]*/>", _use_of_image, content.getvalue())
         stored = "".join(_image_element(name, layer) for name, layer in self._layers.values())
+        drawn = re.sub(r"<image [^>]*/>", _use_of_image, content.getvalue())
         return drawn.replace("<defs>", f"<defs>\n{stored}", 1)
 
     def save(self, path: Path, kind: Format) -> Path:
@@ -131,24 +112,17 @@ class PixelFigure:
 
 
 def _use_of_image(element: re.Match[str]) -> str:
-    name, transform = (re.search(rf'{key}="([^"]*)"', element[0]) for key in ("id", "transform"))
-    if name is None or transform is None:
-        return element[0]
-    return f'<use xlink:href="#{name[1]}" transform="{transform[1]}"/>'
+    name, transform = (re.findall(rf'{key}="([^"]*)"', element[0])[0] for key in (" id", "transform"))
+    return f'<use xlink:href="#{name}" transform="{transform}"/>'
 
 
 def _image_element(name: str, layer: Layer) -> str:
-    """A picture to be used in several places: a photograph as JPEG, flat colours as PNG."""
-    content, picture = io.BytesIO(), Image.fromarray(layer.pixels)
-    is_flat = layer.pixels.shape[2] == 4
-    if is_flat:
-        picture.save(content, "PNG", optimize=True)
-    else:
-        picture.save(content, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-    url = f"data:image/{'png' if is_flat else 'jpeg'};base64,{base64.b64encode(content.getvalue()).decode()}"
+    """A picture to be used in several places: flat colours without loss."""
+    height, width, channels = layer.pixels.shape
     squares = "" if layer.smooth else ' style="image-rendering:pixelated"'
-    size = f'width="{picture.width}" height="{picture.height}"'
-    return f'<image id="{name}" {size} preserveAspectRatio="none"{squares} xlink:href="{url}"/>\n'
+    size = f'width="{width}" height="{height}" preserveAspectRatio="none"'
+    uri = data_uri(Image.fromarray(layer.pixels), lossless=channels == 4)
+    return f'<image id="{name}" {size}{squares} xlink:href="{uri}"/>\n'
 
 
 def write_png(picture: Image.Image, path: Path) -> Path:
@@ -172,12 +146,11 @@ def text_width(words: str, size: float) -> float:
 
 def shortened(words: str, size: float, width: float) -> str:
     """Words that fit into a width: their middle is left out if it has to be."""
-    if text_width(words, size) <= width:
-        return words
-    kept = len(words)
-    while kept > 2 and text_width(f"{words[: kept - kept // 2]}...{words[-(kept // 2) :]}", size) > width:
+    made, kept = words, len(words)
+    while kept > 2 and text_width(made, size) > width:
         kept -= 1
-    return f"{words[: kept - kept // 2]}...{words[-(kept // 2) :]}"
+        made = f"{words[: kept - kept // 2]}...{words[-(kept // 2) :]}"
+    return made
 
 
 def in_lines(words: str, size: float, width: float) -> list[str]:

@@ -5,7 +5,6 @@ is nothing to draw; it lies over a photograph or stands alone.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +16,13 @@ from torch import Tensor
 from pmvit.config.planning import Reconstruct
 from pmvit.planning import LayerPlan
 from pmvit.prune_merge import PRUNED
+from pmvit.reporting.images import Bytes
 from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, Colour
-from pmvit.reporting.pictures.figure import Bytes
 from pmvit.reporting.pictures.tiles import patch_side
 
 WHITE: Colour = (255, 255, 255)
 LINES = (25, 25, 25, 150)
 SEQUENTIAL = "viridis"  # from low to high, for all eyes
-Array = npt.NDArray[Any]
-
-
-def photograph(image: Tensor) -> Bytes:
-    """An image (channels, height, width; 0 to 1) as bytes (height, width, 3), grey ones in three channels."""
-    array: Bytes = (image.clamp(0, 1) * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).numpy()
-    return np.ascontiguousarray(array)
 
 
 def merged_map(image: Tensor, layer: LayerPlan, grid: tuple[int, int]) -> Bytes:
@@ -38,16 +30,13 @@ def merged_map(image: Tensor, layer: LayerPlan, grid: tuple[int, int]) -> Bytes:
 
     The colour is the weighted mean of the group's patches. Kept patches are left open.
     """
-    colours = F.adaptive_avg_pool2d(image.expand(3, -1, -1), grid).flatten(1).t()
-    groups, centres, weights = layer.tensors()
-    is_member = groups != PRUNED
-    shares = weights.abs()[is_member, None]
-    sums = torch.zeros(layer.num_kept, 4)
-    sums.index_add_(0, groups[is_member], torch.cat([shares * colours[is_member], shares], dim=1))
-    cells = torch.ones(layer.num_tokens, 4)
-    cells[is_member, :3] = (sums[:, :3] / sums[:, 3:])[groups[is_member]]
+    colours = F.adaptive_avg_pool2d(image.expand(3, -1, -1), grid)
+    means = reconstructed(colours, layer, grid, (1.0,) * layer.num_tokens, "residual").flatten(1).t()
+    groups, centres, _ = layer.tensors()
+    cells = torch.cat([means, torch.ones(len(means), 1)], dim=1)
+    cells[groups == PRUNED] = 1.0
     cells[centres, 3] = 0.0
-    return _from_cells((255 * cells).round().byte().numpy(), grid)
+    return np.asarray((255 * cells).round().byte().view(*grid, 4))
 
 
 def reconstructed(
@@ -56,14 +45,8 @@ def reconstructed(
     """The patches Z of an image merged and reconstructed, as the paper shows it: `R M Z + (1 - T) Z`.
 
     With `pinv` these are the very products. With `residual`, where only what a block changes is reconstructed, each
-    group becomes its weighted mean, so that the result is a picture.
-
-    Args:
-        image: Of shape (channels, height, width), as the model takes it.
-        layer: The groups and weights of the block.
-        grid: Rows and columns of its patches.
-        returns: The weight with which each patch gets back what its group became.
-        reconstruct: `residual` or `pinv`.
+    group becomes its weighted mean, so that the result is a picture. The image is (channels, height, width), as the
+    model takes it; `returns` is the weight with which each patch gets back what its group became.
     """
     rows, columns = grid
     height, width = (-(-side // cells) * cells for side, cells in zip(image.shape[1:], grid, strict=True))
@@ -84,21 +67,14 @@ def reconstructed(
 
 def value_map(values: Sequence[float], grid: tuple[int, int]) -> Bytes:
     """Numbers from the colour of the lowest to that of the highest."""
-    numbers = np.asarray(values, dtype=np.float64)
-    spread = np.ptp(numbers)
-    return _from_cells(sequential((numbers - numbers.min()) / (spread if spread else 1.0)), grid)
+    numbers = np.asarray(values, dtype=np.float64).reshape(grid)
+    return coloured((numbers - numbers.min()) / (np.ptp(numbers) or 1.0))
 
 
-def sequential(shares: Array) -> Array:
-    """Numbers from 0 to 1 as bytes of shape (numbers, 4), in colours whose lightness rises with them."""
-    made: Array = colormaps[SEQUENTIAL](shares, bytes=True)
+def coloured(shares: npt.ArrayLike, name: str = SEQUENTIAL) -> Bytes:
+    """Numbers from 0 to 1 as bytes of shape (..., 4), in the colours of one of matplotlib's colour maps."""
+    made: Bytes = colormaps[name](np.asarray(shares), bytes=True)
     return made
-
-
-def colour_scale(name: str, count: int) -> list[Colour]:
-    """So many colours of one of matplotlib's colour maps, from its lowest to its highest, for a legend."""
-    colours = colormaps[name](np.linspace(0, 1, count), bytes=True)
-    return [(int(red), int(green), int(blue)) for red, green, blue, _ in colours]
 
 
 def group_sizes(layer: LayerPlan) -> list[int]:
@@ -107,17 +83,17 @@ def group_sizes(layer: LayerPlan) -> list[int]:
     return [0 if group == PRUNED else sizes[group] for group in layer.groups]
 
 
-def size_colours(sizes: Array, largest: int) -> Array:
-    """Numbers of patches that became one token as bytes of shape (numbers, 4): twice as many, as much lighter."""
-    return sequential(np.log(np.maximum(sizes, 1)) / np.log(max(largest, 2)))
+def size_colours(sizes: npt.ArrayLike, largest: int) -> Bytes:
+    """Numbers of patches that became one token as bytes of shape (..., 4): twice as many, as much lighter."""
+    return coloured(np.log(np.maximum(sizes, 1)) / np.log(max(largest, 2)))
 
 
 def size_map(layer: LayerPlan, grid: tuple[int, int], largest: int) -> Bytes:
     """How many patches became one token: the more, the lighter; pruned ones white. `largest` is the lightest."""
-    sizes = np.asarray(group_sizes(layer))
+    sizes = np.reshape(group_sizes(layer), grid)
     cells = size_colours(sizes, largest)
     cells[sizes == 0] = (*WHITE, 255)
-    return _from_cells(cells, grid)
+    return cells
 
 
 def group_map(layer: LayerPlan, grid: tuple[int, int]) -> Bytes:
@@ -125,11 +101,10 @@ def group_map(layer: LayerPlan, grid: tuple[int, int]) -> Bytes:
 
     Patches that are kept alone are grey, pruned ones white.
     """
-    colours = _colours_of_groups(layer, grid)
+    colours = {PRUNED: WHITE, **_colours_of_groups(layer, grid)}
     cells = np.array([(*colours.get(group, NEUTRAL), 255) for group in layer.groups], dtype=np.uint8)
-    cells[np.asarray(layer.groups) == PRUNED] = (*WHITE, 255)
     cell = patch_side(grid)
-    picture = np.repeat(np.repeat(cells.reshape(*grid, 4), cell, axis=0), cell, axis=1)
+    picture = cells.reshape(*grid, 4).repeat(cell, axis=0).repeat(cell, axis=1)
     dot = slice(cell // 3, cell - cell // 3)
     patches = picture.reshape(grid[0], cell, grid[1], cell, 4)
     for group, centre in enumerate(layer.centres):
@@ -140,20 +115,18 @@ def group_map(layer: LayerPlan, grid: tuple[int, int]) -> Bytes:
 
 def _colours_of_groups(layer: LayerPlan, grid: tuple[int, int]) -> dict[int, Colour]:
     """For each group of several patches the first colour that none beside it has; if all have one, the rarest."""
-    labels = np.asarray(layer.groups).reshape(grid)
+    labels = np.reshape(layer.groups, grid)
     beside: dict[int, set[int]] = {}
-    steps = ((0, 1), (1, 0), (1, 1), (1, -1))
-    for down, right in steps:
+    for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
         one = labels[: grid[0] - down, max(-right, 0) : grid[1] - max(right, 0)]
         other = labels[down:, max(right, 0) : grid[1] + min(right, 0)]
         for first, second in zip(one.flatten().tolist(), other.flatten().tolist(), strict=True):
-            if first != second:
-                beside.setdefault(first, set()).add(second)
-                beside.setdefault(second, set()).add(first)
+            beside.setdefault(first, set()).add(second)
+            beside.setdefault(second, set()).add(first)
     chosen: dict[int, int] = {}
     for group, members in enumerate(layer.members()):
         if len(members) > 1:
-            taken = [chosen[each] for each in beside.get(group, ()) if each in chosen]
+            taken = [chosen[each] for each in beside[group] if each in chosen]
             turns = [(group + number) % len(OKABE_ITO) for number in range(len(OKABE_ITO))]
             chosen[group] = min(turns, key=taken.count)
     return {group: OKABE_ITO[number] for group, number in chosen.items()}
@@ -161,15 +134,8 @@ def _colours_of_groups(layer: LayerPlan, grid: tuple[int, int]) -> dict[int, Col
 
 def borders(labels: Sequence[int], grid: tuple[int, int]) -> Bytes:
     """Lines between patches with other labels, and nothing else."""
-    cells, cell = np.asarray(labels).reshape(grid), patch_side(grid)
+    cells, cell = np.reshape(labels, grid), patch_side(grid)
     picture = np.zeros((grid[0] * cell, grid[1] * cell, 4), dtype=np.uint8)
-    across = np.repeat(cells[1:] != cells[:-1], cell, axis=1)
-    picture[cell::cell][across] = LINES
-    down = np.repeat(cells[:, 1:] != cells[:, :-1], cell, axis=0)
-    picture[:, cell::cell][down] = LINES
+    picture[cell::cell][np.repeat(cells[1:] != cells[:-1], cell, axis=1)] = LINES
+    picture[:, cell::cell][np.repeat(cells[:, 1:] != cells[:, :-1], cell, axis=0)] = LINES
     return picture
-
-
-def _from_cells(cells: Array, grid: tuple[int, int]) -> Bytes:
-    """Bytes of shape (patches, 4) as a picture with one pixel for each patch."""
-    return np.ascontiguousarray(cells, dtype=np.uint8).reshape(*grid, 4)

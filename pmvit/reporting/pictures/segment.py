@@ -1,6 +1,5 @@
 """`segment`: a few whole images through a segmenter and its original, to look at."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 from pmvit.compression import compression_of
 from pmvit.data.loaders import Broken
 from pmvit.data.masks import Mask
-from pmvit.data.segmentation import Split, has_masks, open_pairs
-from pmvit.data.sources import Sample, choose_samples, open_source
+from pmvit.data.segmentation import Split
+from pmvit.data.sources import choose_samples
 from pmvit.data.transforms import Preparation, color_mode
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
@@ -19,6 +18,7 @@ from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import check_stride, sliding_logits
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
+from pmvit.loading import open_images
 from pmvit.progress import track
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.images import readable
@@ -69,10 +69,16 @@ def segment(
         reference = reference_for(model, original)
         original, titles = reference.model, (COLUMNS[reference.name], "compressed")
     models = [model] if original is None else [original, model]
-    _check_alike(models)
+    traits = []
+    for each in (model, models[0]):
+        (channels, height, width), count = host_of(each).input_size(), host_of(each).outputs().pixel_classes
+        traits.append(f"{count} classes at {height} x {width} pixels of {channels} channels")
+    if traits[0] != traits[1]:
+        raise PmvitError(f"expected an original with {traits[0]}, as the model has them; got one with {traits[1]}")
     check_stride(host.input_size()[1:], stride)
     words, made, broken = class_names(model, names), [], Broken()
-    chosen = _choose(data, classes, images, split, first_label)
+    source = open_images(model, data, labels=False, split=split, first_label=first_label)
+    chosen = choose_samples(source, images)
     opened = readable(chosen, "RGB", broken)
     for _, sample, picture in track(opened, "segment", len(chosen), show=progress):
         found = [label_pixels(each, picture, stride=stride, batch_size=batch_size) for each in models]
@@ -93,19 +99,3 @@ def label_pixels(
         on_device = pixels.to(next(model.parameters()).device)
         scores = sliding_logits(model, on_device, window, check_stride(window, stride), batch_size=batch_size)
         return classes_at(scores, (picture.height, picture.width))[0].cpu()
-
-
-def _check_alike(models: Sequence[nn.Module]) -> None:
-    """Raise `PmvitError` if the models have other classes, or are made for images of another size."""
-    traits = [(host_of(each).outputs().pixel_classes, host_of(each).input_size()) for each in models]
-    if len(set(traits)) > 1:
-        wanted, got = (f"{classes} classes at {size[1]} x {size[2]} pixels" for classes, size in reversed(traits))
-        raise PmvitError(f"expected an original with {wanted}, as the model has them; got one with {got}")
-
-
-def _choose(data: str | Path, classes: int, count: int, split: Split, first_label: int | None) -> list[Sample]:
-    if has_masks(data):
-        return choose_samples(open_pairs(data, classes, split, first_label), count)
-    if first_label is not None:
-        raise PmvitError(f"first_label is for images with masks; got it for {data}")
-    return choose_samples(open_source(data), count)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -15,50 +16,63 @@ from pmvit.data.loaders import Broken
 from pmvit.errors import PmvitError
 from pmvit.evaluation.segmentation import count_classes, mean_iou
 from pmvit.reporting.images import fitted
-from pmvit.reporting.pictures.colours import NEUTRAL, palette
+from pmvit.reporting.pictures.colours import NEUTRAL, SKY_BLUE, VERMILLION, Colour, palette
 from pmvit.reporting.pictures.figure import Layer, numbered_stem, write_png
-from pmvit.reporting.pictures.overlays import (
-    BETTER,
-    CHANGED,
-    DIFFERENCES,
-    WORSE,
-    difference_overlay,
-    differences,
-    mask_overlay,
-)
-from pmvit.reporting.pictures.tiles import Entry, Header, Heading, Row, Tile, draw_tiles
+from pmvit.reporting.pictures.tiles import Heading, Legends, Row, Tile, draw_tiles
 
+SAME, CHANGED, WORSE, BETTER = range(4)
+DIFFERENCES: dict[int, tuple[Colour, str]] = {
+    WORSE: (VERMILLION, "worse: only the original is right"),
+    BETTER: (SKY_BLUE, "better: only the compressed one is right"),
+    CHANGED: ((255, 255, 255), "changed: both are wrong, or the pixel is ignored"),
+}
+OPACITY = 0.6  # of the colours of classes over the image
+DIMMED = 0.4  # the image behind the differences
 LEAST_WIDTH = 200  # of a picture beside others; smaller images are enlarged
 TILE = 260  # longer side of a picture on a sheet of many images
 LARGEST_SCALE = 4.0  # of letters and margins, as pictures get wider than a tile
 
+Panel = tuple[Image.Image, tuple[str, ...]]  # a picture and the lines below it
 
-class Panel(NamedTuple):
-    """A picture and the lines below it."""
 
-    picture: Image.Image
-    lines: tuple[str, ...] = ()
+def mask_overlay(image: Image.Image, labels: Tensor, classes: int) -> Image.Image:
+    """The image in grey under the colours of its pixels' classes; ignored pixels have none."""
+    table = np.array([*palette(classes), NEUTRAL], dtype=np.float64)
+    index = torch.where(labels == IGNORED, classes, labels).numpy()
+    return Image.fromarray(((1 - OPACITY) * _grey(image) + OPACITY * table[index]).round().astype(np.uint8))
+
+
+def differences(original: Tensor, compressed: Tensor, labels: Tensor | None) -> Tensor:
+    """For each pixel one of SAME, WORSE, BETTER and CHANGED; without labels there is neither worse nor better."""
+    kinds = torch.where(original == compressed, SAME, CHANGED)
+    if labels is not None:
+        kinds[(original == labels) & (compressed != labels)] = WORSE
+        kinds[(original != labels) & (compressed == labels)] = BETTER
+    return kinds
+
+
+def difference_overlay(image: Image.Image, kinds: Tensor) -> Image.Image:
+    """The image in dark grey, and the differences in their colours."""
+    pixels = DIMMED * _grey(image)
+    for kind, (colour, _) in DIFFERENCES.items():
+        pixels[(kinds == kind).numpy()] = colour
+    return Image.fromarray(pixels.round().astype(np.uint8))
+
+
+def _grey(image: Image.Image) -> npt.NDArray[np.float64]:
+    return np.asarray(image.convert("L").convert("RGB"), dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class SegmentedImage:
-    """An image, and the class of each of its pixels as (height, width).
+    """An image, and the class of each of its pixels as (height, width)."""
 
-    Attributes:
-        name: Where it comes from.
-        image: As it is in its file.
-        classes: How many there are.
-        labels: The ground truth, 255 where it has none; `None` if there are no masks.
-        original: What the original finds.
-        compressed: What the compressed model finds; `None` if there is only one model.
-    """
-
-    name: str
-    image: Image.Image
-    classes: int
-    labels: Tensor | None
-    original: Tensor
-    compressed: Tensor | None
+    name: str  # where it comes from
+    image: Image.Image  # as it is in its file
+    classes: int  # how many there are
+    labels: Tensor | None  # the ground truth, 255 where it has none; `None` if there are no masks
+    original: Tensor  # what the original finds
+    compressed: Tensor | None  # what the compressed model finds; `None` if there is only one model
 
     @property
     def agreement(self) -> float | None:
@@ -73,10 +87,10 @@ class SegmentedImage:
     @property
     def compressed_miou(self) -> float | None:
         """Of the compressed model on this image, over the classes that are somewhere on it."""
-        return None if self.compressed is None else self._miou(self.compressed)
+        return self._miou(self.compressed)
 
-    def _miou(self, predicted: Tensor) -> float | None:
-        if self.labels is None:
+    def _miou(self, predicted: Tensor | None) -> float | None:
+        if self.labels is None or predicted is None:
             return None
         counts = count_classes(predicted[None].long(), self.labels[None].long(), self.classes)
         miou = float(mean_iou(counts[0]))
@@ -90,24 +104,21 @@ class SegmentedImage:
     def panels(self) -> list[Panel]:
         """The pictures of the columns, with captions."""
         size = f"{self.image.width} x {self.image.height}"
-        made = [Panel(self.image.convert("RGB"), (Path(self.name).name, size))]
+        made: list[Panel] = [(self.image.convert("RGB"), (Path(self.name).name, size))]
         if self.labels is not None:
-            made.append(Panel(mask_overlay(self.image, self.labels, self.classes)))
-        made.append(Panel(mask_overlay(self.image, self.original, self.classes), _miou_caption(self.original_miou)))
-        if self.compressed is not None and self.agreement is not None:
-            change = _miou_caption(self.compressed_miou, self.original_miou)
-            made.append(Panel(mask_overlay(self.image, self.compressed, self.classes), change))
+            made.append((mask_overlay(self.image, self.labels, self.classes), ()))
+        before, after = self.original_miou, self.compressed_miou
+        caption: tuple[str, ...] = () if before is None else (f"mIoU {before:.1%}",)
+        made.append((mask_overlay(self.image, self.original, self.classes), caption))
+        if self.compressed is not None:
+            change = "" if before is None or after is None else f" ({100 * (after - before):+.1f})"
+            caption = () if after is None else (f"mIoU {after:.1%}{change}",)
+            made.append((mask_overlay(self.image, self.compressed, self.classes), caption))
             kinds = differences(self.original, self.compressed, self.labels)
-            shares = {kind: (kinds == kind).double().mean().item() for kind in (WORSE, BETTER)}
-            verdict = (f"{shares[WORSE]:.1%} worse, {shares[BETTER]:.1%} better",) if self.labels is not None else ()
-            made.append(Panel(difference_overlay(self.image, kinds), (f"{self.agreement:.1%} agree", *verdict)))
+            worse, better = ((kinds == kind).double().mean().item() for kind in (WORSE, BETTER))
+            verdict = () if self.labels is None else (f"{worse:.1%} worse, {better:.1%} better",)
+            made.append((difference_overlay(self.image, kinds), (f"{self.agreement:.1%} agree", *verdict)))
         return made
-
-
-def _miou_caption(miou: float | None, before: float | None = None) -> tuple[str, ...]:
-    if miou is None:
-        return ()
-    return (f"mIoU {miou:.1%}" + (f" ({100 * (miou - before):+.1f})" if before is not None else ""),)
 
 
 @dataclass(frozen=True)
@@ -153,29 +164,19 @@ class Segmentation:
 
     def _draw(self, shown: Sequence[SegmentedImage], side: int, scale: float = 1.0) -> Image.Image:
         """Rows of pictures whose longer side has so many pixels, and letters so many times as large."""
-        two_models = shown[0].compressed is not None
-        titles = ["input"]
-        titles += ["ground truth"] if shown[0].labels is not None else []
-        titles += [*self.titles, "difference"] if two_models else [self.titles[0]]
-        legends = {"classes": self._classes_on(shown)}
-        if two_models:
-            legends["difference"] = _differences_on(shown)
+        has_masks, has_two = shown[0].labels is not None, shown[0].compressed is not None
+        titles = ["input", *(["ground truth"] if has_masks else []), self.titles[0]]
+        titles += [self.titles[1], "difference"] if has_two else []
         rows = []
         for image in shown:
-            panels = [Panel(fitted(picture, side), lines) for picture, lines in image.panels()]
-            width, height = panels[0].picture.size
+            panels = [(fitted(picture, side), lines) for picture, lines in image.panels()]
+            width, height = panels[0][0].size
             tiles = [Tile((Layer(np.array(picture)),), lines) for picture, lines in panels]
             rows.append(Row(tiles, (width / scale, height / scale)))
-        return draw_tiles(Header(), [Heading(title) for title in titles], rows, legends, scale=scale).image()
-
-    def _classes_on(self, shown: Sequence[SegmentedImage]) -> list[Entry]:
-        found = sorted({each for image in shown for each in image.classes_found()})
-        colours = palette(shown[0].classes)
-        entries = [Entry(colours[i], self.names[i] if self.names else str(i)) for i in found if i != IGNORED]
-        return entries + ([Entry(NEUTRAL, "ignored")] if IGNORED in found else [])
-
-
-def _differences_on(shown: Sequence[SegmentedImage]) -> list[Entry]:
-    if shown[0].labels is None:
-        return [Entry(DIFFERENCES[CHANGED][0], "another class")]
-    return [Entry(colour, text) for colour, text in DIFFERENCES.values()]
+        found, colours = sorted({each for image in shown for each in image.classes_found()}), palette(shown[0].classes)
+        names = [(colours[i], self.names[i] if self.names else str(i)) for i in found if i != IGNORED]
+        legends: Legends = {"classes": [*names, *([(NEUTRAL, "ignored")] if IGNORED in found else [])]}
+        if has_two:
+            kinds = list(DIFFERENCES.values()) if has_masks else [(DIFFERENCES[CHANGED][0], "another class")]
+            legends = {**legends, "difference": kinds}
+        return draw_tiles([Heading(title) for title in titles], rows, legends, scale=scale).image()

@@ -23,15 +23,7 @@ FEW, MANY = 6, 8  # blocks side by side, up to twice the few
 LEAST_WIDTH = 720  # that titles and legends need
 SHARES: tuple[tuple[str, Colour], ...] = (("kept", BLUE), ("merged", ORANGE), ("pruned", (255, 255, 255)))
 
-
-class Entry(NamedTuple):
-    """What a colour stands for; without a colour, words alone."""
-
-    colour: Colour | None
-    text: str
-
-
-Legends = Mapping[str, Sequence[Entry]]
+Legends = Mapping[str, Sequence[tuple[Colour | None, str]]]  # what colours stand for; words alone have no colour
 
 
 class Heading(NamedTuple):
@@ -56,18 +48,6 @@ class Row(NamedTuple):
     size: tuple[float, float]
     name: tuple[str, ...] = ()
 
-    @property
-    def caption_lines(self) -> int:
-        return max(len(tile.lines) if tile.layers else 0 for tile in self.tiles)
-
-
-class Header(NamedTuple):
-    """What stands on top: a title, sentences below it, and the photograph that it is about, if it is about one."""
-
-    title: str = ""
-    lines: Sequence[str] = ()
-    photograph: Layer | None = None
-
 
 def patch_side(grid: tuple[int, int]) -> int:
     """Whole pixels of a patch in a tile that shows a grid of them."""
@@ -77,111 +57,102 @@ def patch_side(grid: tuple[int, int]) -> int:
 def tile_size(grids: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Width and height of the tiles that show blocks with these grids; patches of the finest have whole pixels."""
     rows, columns = finest = max(grids)
-    side = patch_side(finest)
-    return side * columns, side * rows
+    return patch_side(finest) * columns, patch_side(finest) * rows
 
 
 def draw_tiles(
-    header: Header, headings: Sequence[Heading], rows: Sequence[Row], legends: Legends, *, scale: float = 1.0
+    headings: Sequence[Heading],
+    rows: Sequence[Row],
+    legends: Legends,
+    *,
+    title: str = "",
+    lines: Sequence[str] = (),
+    photograph: Layer | None = None,
+    scale: float = 1.0,
 ) -> PixelFigure:
-    """Lay out rows of tiles under their headings; more columns than fit go on below, all rows again.
+    """Lay out rows of tiles under the headings of their columns; more columns than fit go on below, all rows again.
 
-    Args:
-        header: What stands on top.
-        headings: Of the columns.
-        rows: One thing to see each, in all columns.
-        legends: What colours stand for, by the names of the legends; one without entries is left out.
-        scale: Pixels of the file for each pixel of this layout.
+    On top stand a title, sentences, and the photograph that it is about, if it is about one. `scale` is how many pixels
+    of the file there are for each of this layout.
     """
     across = min(len(headings), FEW if len(headings) <= 2 * FEW else MANY)
     column = max(TILE, *(row.size[0] for row in rows))  # captions need their width
     left = MARGIN + (GUTTER if any(row.name for row in rows) else 0)
-    least = LEAST_WIDTH if header.title else 0
-    figure = PixelFigure(max(left + across * (column + SPACE) - SPACE + MARGIN, least), header.title, scale)
-    top = _draw_header(figure, header, legends, rows[0].size)
+    width = left + across * (column + SPACE) - SPACE + MARGIN
+    figure = PixelFigure(max(width, LEAST_WIDTH if title else 0), title, scale)
+    begin, top, end = float(MARGIN), float(MARGIN), 0.0
+    if photograph is not None:
+        figure.picture((MARGIN, MARGIN, *rows[0].size), photograph)
+        begin, end = begin + rows[0].size[0] + MARGIN, MARGIN + rows[0].size[1]
+    room = figure.width - begin - MARGIN
+    if title:
+        figure.text(begin, top, shortened(title, TITLE, room), TITLE)
+        top += TITLE + 12
+    wrapped = [line for each in lines for line in in_lines(each, TEXT, room)]
+    _draw_lines(figure, wrapped, begin, top, room, faint=0)
+    top += LINE * len(wrapped) + (4 if wrapped else 0)
+    for name, entries in legends.items():
+        top = _draw_legend(figure, name, entries, begin, top)
+    top = max(top, end) + (GAP if title else SPACE)
     for start in range(0, len(headings), across):
-        chosen = slice(start, start + across)
-        lefts = [left + number * (column + SPACE) for number in range(len(headings[chosen]))]
-        top += _draw_headings(figure, headings[chosen], lefts, top, column, rows[0].size[0])
-        for row in rows:
-            top += _draw_row(figure, row._replace(tiles=row.tiles[chosen]), lefts, top, column, row.caption_lines)
+        places = [(left + number * (column + SPACE), start + number) for number in range(across)]
+        places = places[: len(headings) - start]
+        for at, number in places:
+            _draw_heading(figure, headings[number], at, top, column, rows[0].size[0])
+        top += HEADING + 8 + (LINE if any(each.words for each in headings) else 0)
+        top += BAR + 6 if any(each.counts for each in headings) else 0
+        for tiles, (width, height), words in rows:
+            _draw_lines(figure, words, MARGIN, top + (height - LINE * len(words)) / 2, GUTTER - 6)
+            for at, number in places:
+                _draw_tile(figure, tiles[number], (at, top, width, height), column)
+            below = max(len(tile.lines) if tile.layers else 0 for tile in tiles)
+            top += height + SPACE + LINE * below + (2 if below else 0)
         top += GAP - SPACE
     figure.height = top - GAP + MARGIN
     return figure
 
 
-def _draw_header(figure: PixelFigure, header: Header, legends: Legends, size: tuple[float, float]) -> float:
-    """Draw what stands on top; return where it ends."""
-    left, top, end = float(MARGIN), MARGIN, 0.0
-    if header.photograph is not None:
-        figure.picture(Box(MARGIN, MARGIN, *size), header.photograph)
-        left, end = left + size[0] + MARGIN, MARGIN + size[1]
-    room = figure.width - left - MARGIN
-    if header.title:
-        figure.text(left, top, shortened(header.title, TITLE, room), TITLE)
-        top += TITLE + 12
-    for words in (line for each in header.lines for line in in_lines(each, TEXT, room)):
-        figure.text(left, top, words, TEXT, FAINT_INK)
-        top += LINE
-    top += 4 if header.lines else 0
-    for name, entries in legends.items():
-        top += _draw_legend(figure, name, entries, left, top) if entries else 0
-    return max(top, end) + (GAP if header.title else SPACE)
-
-
-def _draw_legend(figure: PixelFigure, name: str, entries: Sequence[Entry], left: float, top: int) -> int:
-    """Draw swatches with words behind the name of a legend, in as many lines as they need; return their height."""
-    step, begin = LINE + 4, top
+def _draw_legend(
+    figure: PixelFigure, name: str, entries: Sequence[tuple[Colour | None, str]], left: float, top: float
+) -> float:
+    """Draw swatches with words behind the name of a legend, in as many lines as they need; return where they end."""
     figure.text(left, top, name, TEXT, FAINT_INK)
     first = at = left + text_width(name, TEXT) + ENTRY_SPACE
     for colour, words in entries:
         indent = 0 if colour is None else SWATCH + 5
         width = indent + text_width(words, TEXT)
         if at > first and at + width > figure.width - MARGIN:
-            at, top = first, top + step
+            at, top = first, top + LINE + 4
         if colour is not None:
-            figure.rectangle(Box(at, top, SWATCH, SWATCH), colour, FRAME)
+            figure.rectangle((at, top, SWATCH, SWATCH), colour, FRAME)
         figure.text(at + indent, top, words, TEXT, FAINT_INK if colour is None else INK)
         at += width + ENTRY_SPACE
-    return top + step - begin
+    return top + LINE + 4
 
 
-def _draw_headings(
-    figure: PixelFigure, headings: Sequence[Heading], lefts: Sequence[float], top: float, column: float, width: float
-) -> float:
-    """Draw what stands above tiles of a width; return its height."""
-    has_words, has_bar = any(each.words for each in headings), any(each.counts for each in headings)
-    for left, (name, words, counts) in zip(lefts, headings, strict=True):
-        figure.text(left, top, shortened(name, HEADING, column), HEADING)
-        figure.text(left, top + HEADING + 5, shortened(words, TEXT, column), TEXT, FAINT_INK)
-        if counts is not None:
-            _draw_bar(figure, counts, Box(left, top + HEADING + LINE + 6, width, BAR))
-    return HEADING + 8 + (LINE if has_words else 0) + (BAR + 6 if has_bar else 0)
+def _draw_heading(figure: PixelFigure, heading: Heading, left: float, top: float, column: float, width: float) -> None:
+    """Draw what stands above a tile of a width: words, and a bar that is shared by kept, merged and pruned patches."""
+    name, words, counts = heading
+    figure.text(left, top, shortened(name, HEADING, column), HEADING)
+    figure.text(left, top + HEADING + 5, shortened(words, TEXT, column), TEXT, FAINT_INK)
+    if counts is not None:
+        top += HEADING + LINE + 6
+        figure.rectangle((left, top, width, BAR), SHARES[-1][1], FRAME)
+        ends = [round(width * sum(counts[:number]) / sum(counts)) for number in range(3)]
+        for begin, end, (_, colour) in zip(ends, ends[1:], SHARES, strict=False):
+            if end > begin:
+                figure.rectangle((left + begin, top, end - begin, BAR), colour)
 
 
-def _draw_bar(figure: PixelFigure, counts: tuple[int, int, int], box: Box) -> None:
-    """How the patches are shared out, from the left: kept, merged, pruned."""
-    figure.rectangle(box, SHARES[-1][1], FRAME)
-    ends = [round(box.width * sum(counts[:number]) / sum(counts)) for number in range(3)]
-    for begin, end, (_, colour) in zip(ends, ends[1:], SHARES, strict=False):
-        if end > begin:
-            figure.rectangle(Box(box.left + begin, box.top, end - begin, box.height), colour)
-
-
-def _draw_row(
-    figure: PixelFigure, row: Row, lefts: Sequence[float], top: float, column: float, caption_lines: int
-) -> float:
-    """Draw tiles side by side with the name of the row and their captions; return their height."""
-    width, height = row.size
-    _draw_lines(figure, row.name, MARGIN, top + (height - LINE * len(row.name)) / 2, GUTTER - 6)
-    for left, (layers, lines) in zip(lefts, row.tiles, strict=True):
-        figure.rectangle(Box(left - 1, top - 1, width + 2, height + 2), NEUTRAL, FRAME)
-        if layers:
-            figure.picture(Box(left, top, width, height), *layers)
-            _draw_lines(figure, lines, left, top + height + 5, column)
-        else:
-            _draw_lines(figure, lines, left + 6, top + (height - LINE * len(lines)) / 2, width - 12, faint=0)
-    return height + SPACE + LINE * caption_lines + (2 if caption_lines else 0)
+def _draw_tile(figure: PixelFigure, tile: Tile, box: Box, column: float) -> None:
+    left, top, width, height = box
+    figure.rectangle((left - 1, top - 1, width + 2, height + 2), NEUTRAL, FRAME)
+    if tile.layers:
+        figure.picture(box, *tile.layers)
+        _draw_lines(figure, tile.lines, left, top + height + 5, column)
+    else:
+        middle = top + (height - LINE * len(tile.lines)) / 2
+        _draw_lines(figure, tile.lines, left + 6, middle, width - 12, faint=0)
 
 
 def _draw_lines(

@@ -9,18 +9,15 @@ from pmvit.errors import PmvitError
 from pmvit.files import write_atomically
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.measures import MEASURES
-from pmvit.reporting.pictures.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
+from pmvit.reporting.pictures.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION, to_hex
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ORIGINAL = "original"
-TUNED = "tuned"
+ORIGINAL, TUNED = "original", "tuned"
 COSTS = {"gflops": "GFLOPs (MACs)", "fps": "images a second"}
-COLOURS = tuple(
-    f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE)
-)
+COLOURS = tuple(map(to_hex, (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE)))
 MARKERS = "os^Dvp"
 TOO_CLOSE = 25  # pixels between points that share a label
 
@@ -36,11 +33,7 @@ class Point(NamedTuple):
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], quality: str, costs: Sequence[str]) -> list[Point]:
-    """Check rows and make points of them.
-
-    Raises:
-        PmvitError: That says which row has what it should not, or what no row has.
-    """
+    """Check rows and make points of them; a `PmvitError` says which row has what it should not, or what no row has."""
     points = []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -49,13 +42,12 @@ def read_rows(rows: Iterable[Mapping[str, Any]], quality: str, costs: Sequence[s
         if not isinstance(name, str):
             raise PmvitError(f"row {number}: expected the name of a method, got {name!r}")
         where = f"row {number} ({name})"
-        measured = _measured(row, quality, where)
-        if measured is None:
+        if row.get(quality) is None:
             raise PmvitError(f"{where}: expected a number for {quality}, got none")
         if keep is not None:
             _number(keep, "keep", where)
-        found = {cost: value for cost in costs if (value := _measured(row, cost, where)) is not None}
-        points.append(Point(name, stage, keep, measured, found))
+        found = {key: _measured(row, key, where) for key in (quality, *costs) if row.get(key) is not None}
+        points.append(Point(name, stage, keep, found[quality], found))
     if not points:
         raise PmvitError("expected rows to draw, got none")
     for cost in costs:
@@ -64,9 +56,7 @@ def read_rows(rows: Iterable[Mapping[str, Any]], quality: str, costs: Sequence[s
     return points
 
 
-def _measured(row: Mapping[str, Any], key: str, where: str) -> Estimate | None:
-    if row.get(key) is None:
-        return None
+def _measured(row: Mapping[str, Any], key: str, where: str) -> Estimate:
     value = _number(row[key], key, where)
     ends = [row.get(f"{key}_{end}") for end in ("low", "high")]
     low, high = (value if end is None else _number(end, f"the interval of {key}", where) for end in ends)
@@ -89,43 +79,46 @@ def tradeoff_figure(
     from matplotlib.figure import Figure
 
     points = read_rows(rows, quality, costs)
+    titles = {**COSTS, **{name: measure.axis_title for name, measure in MEASURES.items()}}
     figure = Figure(figsize=(5.2 * len(costs), 4.4), layout="constrained")
     panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
     for axes, cost in zip(panels, costs, strict=True):
         _draw_panel(axes, [point for point in points if cost in point.costs], cost)
-        axes.set_xlabel(_axis_title(cost))
-    panels[0].set_ylabel(_axis_title(quality))
+        axes.set_xlabel(titles.get(cost, cost))
+    panels[0].set_ylabel(titles.get(quality, quality))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3), frameon=False)
     return figure
 
 
-def _axis_title(name: str) -> str:
-    return MEASURES[name].axis_title if name in MEASURES else COSTS.get(name, name)
-
-
 def _draw_panel(axes: "Axes", points: Sequence[Point], cost: str) -> None:
-    lines: dict[tuple[str, str | None], list[Point]] = {}
+    lines: dict[tuple[str, str | None], list[Point]] = {(point.name, point.stage): [] for point in points}
     for point in sorted(points, key=lambda point: (point.keep or 0, point.costs[cost].value)):
-        lines.setdefault((point.name, point.stage), []).append(point)
-    methods = [key for key in dict.fromkeys((p.name, p.stage) for p in points) if not _is_original(lines[key][0])]
+        lines[point.name, point.stage].append(point)
+    methods = {key: line for key, line in lines.items() if ORIGINAL not in key}
     names = list(dict.fromkeys(name for name, _ in methods))
     several_stages = len({stage for _, stage in methods}) > 1
-    for line in lines.values():
-        if _is_original(line[0]):
+    for (name, stage), line in sorted(lines.items(), key=lambda item: item[0] in methods):  # the original first
+        if (name, stage) in methods:
+            place, is_tuned = names.index(name), stage in (TUNED, None)
+            colour = COLOURS[place % len(COLOURS)]
+            style: dict[str, Any] = {"color": colour, "marker": MARKERS[place % len(MARKERS)]}
+            style |= {"linestyle": "-", "mfc": colour} if is_tuned else {"linestyle": "--", "mfc": "white"}
+            style |= {"label": f"{name}, {stage}" if several_stages else name}
+        else:
             axes.axhline(line[0].quality.value, color="black", linestyle=":", linewidth=1)
-            _draw_line(axes, line, cost, color="black", linestyle="none", marker="*", markersize=12, label=ORIGINAL)
-    for name, stage in methods:
-        place = names.index(name)
-        colour, tuned = COLOURS[place % len(COLOURS)], stage in (TUNED, None)
-        style = {"linestyle": "-" if tuned else "--", "markerfacecolor": colour if tuned else "white"}
-        label = f"{name}, {stage}" if several_stages else name
-        marker = MARKERS[place % len(MARKERS)]
-        line = lines[name, stage]
-        _draw_line(axes, line, cost, color=colour, marker=marker, label=label, **style)
+            style = {"color": "black", "linestyle": "none", "marker": "*", "ms": 12, "label": ORIGINAL}
+        (x, xerr), (y, yerr) = (_bars([point.costs[cost] for point in line]), _bars([point.quality for point in line]))
+        axes.errorbar(x, y, xerr=xerr, yerr=yerr, elinewidth=1, **style)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    _label_points(axes, [lines[key] for key in methods], cost)
+    _label_points(axes, list(methods.values()), cost)
+
+
+def _bars(measured: Sequence[Estimate]) -> tuple[list[float], list[list[float]]]:
+    """Values, and how far their intervals reach to both sides, as matplotlib wants it."""
+    values = [one.value for one in measured]
+    return values, [[one.value - one.low for one in measured], [one.high - one.value for one in measured]]
 
 
 def _label_points(axes: "Axes", lines: Sequence[Sequence[Point]], cost: str) -> None:
@@ -142,21 +135,6 @@ def _label_points(axes: "Axes", lines: Sequence[Sequence[Point]], cost: str) -> 
                 written.append((x, y, point.keep))
                 aside = (5, -11) if rises else (5, 4)
                 axes.annotate(f"{point.keep:g}", at, aside, textcoords="offset points", color="0.3", size=8)
-
-
-def _draw_line(axes: "Axes", line: Sequence[Point], cost: str, **style: Any) -> None:
-    across, upwards = [point.costs[cost] for point in line], [point.quality for point in line]
-    x, y = ([measured.value for measured in side] for side in (across, upwards))
-    axes.errorbar(x, y, xerr=_bars(across), yerr=_bars(upwards), elinewidth=1, **style)
-
-
-def _bars(measured: Sequence[Estimate]) -> list[list[float]]:
-    """How far the intervals reach to both sides, as matplotlib wants it."""
-    return [[m.value - m.low for m in measured], [m.high - m.value for m in measured]]
-
-
-def _is_original(point: Point) -> bool:
-    return ORIGINAL in (point.stage, point.name)
 
 
 def draw_tradeoff(

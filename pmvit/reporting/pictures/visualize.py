@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from pmvit.data.loaders import Broken
 from pmvit.data.sources import choose_samples, open_source
@@ -16,16 +16,26 @@ from pmvit.hosts import host_of
 from pmvit.measuring import Scores
 from pmvit.methods.base import numbers_of_blocks
 from pmvit.progress import track
-from pmvit.reporting.blocks import Block, blocks_of, check_scores, planned
-from pmvit.reporting.class_names import class_names
-from pmvit.reporting.images import InputImages, readable
-from pmvit.reporting.pictures.block_figures import Photo, describe_model, draw_blocks, draw_cam, draw_maps
-from pmvit.reporting.pictures.cam import explain
-from pmvit.reporting.pictures.figure import Format, PixelFigure, numbered_stem
+from pmvit.reporting.blocks import Block, blocks_of, check_scores, planned, sizes
+from pmvit.reporting.class_names import class_names, name_of
+from pmvit.reporting.images import InputImages, photograph, readable
+from pmvit.reporting.pictures import patches
+from pmvit.reporting.pictures.cam import HEAT, MOST, Explained, agreement, explain, heat
+from pmvit.reporting.pictures.colours import NEUTRAL, Colour
+from pmvit.reporting.pictures.figure import Format, Layer, PixelFigure, numbered_stem
+from pmvit.reporting.pictures.tiles import SHARES, TILE, Heading, Legends, Row, Tile, draw_tiles, tile_size
 
 What = Literal["blocks", "cam", "maps"]
 Formats = Literal["png", "svg", "both"]
+Rows = dict[tuple[str, ...], Sequence[Tile]]  # by their names, in lines
 REFERENCES = {"original": "original", "uncompressed": "uncompressed, same weights", "other": "other model"}
+NO_MAP = ("no map: what follows", "reads none of its patches")
+STATES = {"kept": "kept: as it is", "merged": "merged: in the colour of its group", "pruned": "pruned: white"}
+RECONSTRUCTED = {
+    "residual": "reconstructed: the mean of a group for each of its patches, pruned patches as they came; in the model "
+    "it is an update, added to each patch",
+    "pinv": "reconstructed: R M Z + (1 - T) Z (Eq. 4 to 7) on the patches Z, for a block that changes nothing",
+}
 
 
 @dataclass(frozen=True)
@@ -79,59 +89,39 @@ def visualize(
         PmvitError: If the model has no plan, an option is not one, or there is no image that can be read.
     """
     _check(what, formats, limit, images, Path(output))
-    blocks_there = blocks_of(model)
-    if scores is not None:
-        check_scores(scores, [block.layout.grid for block in blocks_there])
+    chosen = blocks_of(model)
+    check_scores(scores, chosen)
     if blocks is not None:
-        wanted = numbers_of_blocks(blocks, len(blocks_there), "blocks")
-        blocks_there = [block for block in blocks_there if block.number in wanted]
+        wanted = numbers_of_blocks(blocks, len(chosen), "blocks")
+        chosen = [block for block in chosen if block.number in wanted]
+    if original is not None and host_of(original).layouts() != host_of(model).layouts():
+        raise PmvitError("original: expected a model with the same blocks and grids; got one with others")
+    reference = reference_for(model, original) if "cam" in what else None
+    prepared, titles, made, folder = InputImages(model), class_names(model, names), Visualized(), Path(output)
     kinds: tuple[Format, ...] = ("png", "svg") if formats == "both" else (formats,)
-    drawing = _Drawing(model, original, blocks_there, names)
-    samples = choose_samples(open_source(images), limit) if images is not None and set(what) != {"maps"} else []
-    made, folder = Visualized(), Path(output)
     if "maps" in what:
-        made.maps.extend(_save(draw_maps(blocks_there, scores, drawing.title), folder / "maps", kinds))
-    opened = readable(samples, drawing.images.mode, made.broken)
+        made.maps.extend(_save(draw_maps(model, chosen, scores), folder / "maps", kinds))
+    samples = choose_samples(open_source(images), limit) if images is not None and set(what) != {"maps"} else []
+    opened = readable(samples, prepared.mode, made.broken)
     for number, sample, picture in track(opened, "visualize", len(samples), show=progress):
-        photo = Photo(sample.name, drawing.images.prepare(picture), drawing.images)
-        stem = numbered_stem(number, len(samples), sample.name)
-        figures = {kind: drawing.draw(kind, photo) for kind in what if kind != "maps"}
-        written = [_save(figure, folder / f"{stem}-{kind}", kinds) for kind, figure in figures.items()]
-        made.images[sample.name] = [path for paths in written for path in paths]
+        pixels, name = prepared.prepare(picture), Path(sample.name).name
+        stem = folder / numbered_stem(number, len(samples), sample.name)
+        written: list[Path] = []
+        for kind in dict.fromkeys(what):
+            if kind == "blocks":
+                written += _save(draw_blocks(model, chosen, pixels, name), stem.with_name(f"{stem.name}-blocks"), kinds)
+            elif kind == "cam" and reference is not None:
+                figure = draw_cam(model, chosen, pixels, name, reference, titles)
+                written += _save(figure, stem.with_name(f"{stem.name}-cam"), kinds)
+        made.images[sample.name] = written
     return made
 
 
-class _Drawing:
-    """A model and all that its figures have in common."""
-
-    def __init__(
-        self, model: nn.Module, original: nn.Module | None, blocks: Sequence[Block], names: str | Path | None
-    ) -> None:
-        self.model, self.blocks, self.images = model, blocks, InputImages(model)
-        self.plan, self.title = planned(model), describe_model(model)
-        self._original, self.names = original, class_names(model, names)
-        if original is not None and host_of(original).layouts() != host_of(model).layouts():
-            raise PmvitError("original: expected a model with the same blocks and grids; got one with others")
-
-    @cached_property
-    def reference(self) -> Reference:
-        return reference_for(self.model, self._original)
-
-    def draw(self, kind: What, photo: Photo) -> PixelFigure:
-        """The figure of a kind for one image."""
-        if kind == "blocks":
-            return draw_blocks(photo, self.blocks, self.plan.reconstruct, self.title)
-        first = explain(self.reference.model, photo.pixels)
-        second = explain(self.model, photo.pixels, first.target)
-        explained = {REFERENCES[self.reference.name]: first, "compressed": second}
-        return draw_cam(photo, self.blocks, explained, self.title, self.names)
-
-
 def _check(what: Sequence[str], formats: str, limit: int, images: str | Path | None, output: Path) -> None:
-    if unknown := [each for each in what if each not in get_args(What)]:
-        raise PmvitError(f"what: expected some of {', '.join(get_args(What))}; got {unknown[0]!r}")
-    if not what:
-        raise PmvitError(f"what: expected some of {', '.join(get_args(What))}; got none")
+    unknown = [each for each in what if each not in get_args(What)]
+    if unknown or not what:
+        got = repr(unknown[0]) if unknown else "none"
+        raise PmvitError(f"what: expected some of {', '.join(get_args(What))}; got {got}")
     if formats not in get_args(Formats):
         raise PmvitError(f"formats: expected one of {', '.join(get_args(Formats))}; got {formats!r}")
     if limit < 1:
@@ -144,3 +134,129 @@ def _check(what: Sequence[str], formats: str, limit: int, images: str | Path | N
 
 def _save(figure: PixelFigure, stem: Path, kinds: Sequence[Format]) -> list[Path]:
     return [figure.save(stem.with_name(f"{stem.name}.{kind}"), kind) for kind in kinds]
+
+
+def draw_blocks(model: nn.Module, blocks: Sequence[Block], pixels: Tensor, name: str) -> PixelFigure:
+    """Fig. 5: for every block, the patches of a prepared image as it gets them, and as they are reconstructed."""
+    images, reconstruct = InputImages(model), planned(model).reconstruct
+    image = images.visible(pixels)
+    shown = _photograph(image)
+    merged, back = [], []
+    for block in blocks:
+        grid, layer = block.layout.grid, block.layer
+        merged.append(Tile((shown, Layer(patches.merged_map(image, layer, grid)))))
+        returned = patches.reconstructed(pixels, layer, grid, block.returns, reconstruct)
+        back.append(Tile((shown if layer.is_identity else _photograph(images.visible(returned)),)))
+    legends = {"bar": [(colour, STATES[state]) for state, colour in SHARES]}
+    rows: Rows = {("tokens of", "the block"): merged, ("reconstructed",): back}
+    return _draw(model, blocks, f"{name}: what each block keeps", [RECONSTRUCTED[reconstruct]], rows, legends, shown)
+
+
+def draw_cam(
+    model: nn.Module, blocks: Sequence[Block], pixels: Tensor, name: str, reference: Reference, names: Sequence[str]
+) -> PixelFigure:
+    """Fig. cam: for every block, the Grad-CAM of what the model is compared with and, below, its own."""
+    image = InputImages(model).visible(pixels)
+    shown, grey = _photograph(image), _photograph(image.mean(0, keepdim=True))
+    original = explain(reference.model, pixels)
+    explained = {REFERENCES[reference.name]: original, "compressed": explain(model, pixels, original.target)}
+    rows: Rows = {}
+    for title, each in explained.items():
+        tiles = []
+        for block in blocks:
+            values = each.maps[block.number]
+            alike = None if each is original else agreement(original.maps[block.number], values)
+            caption = () if alike is None else (f"cosine {alike:.2f}",)
+            layers = () if values is None else (grey, Layer(heat(values), smooth=True))
+            tiles.append(Tile(layers, caption if layers else NO_MAP))
+        rows[tuple(title.split(", "))] = tiles
+    target = "the whole output" if original.target is None else name_of(original.target, names)
+    lines = [
+        f"Grad-CAM of {target} on the patches that leave a block, each map from 0 to its {MOST:.0%} quantile; "
+        "cosine: how alike both maps are"
+    ]
+    if original.target is not None:
+        lines.append(";  ".join(f"{title}: {_prediction(each, names)}" for title, each in explained.items()))
+    legends = {"speaks for it": _scale(HEAT, "nothing", "most")}
+    return _draw(model, blocks, f"{name}: Grad-CAM of each block", lines, rows, legends, shown)
+
+
+def draw_maps(model: nn.Module, blocks: Sequence[Block], scores: Scores | None) -> PixelFigure:
+    """For every block, the score of each patch, its group, and how many patches became one token with it."""
+    largest = max(max(patches.group_sizes(block.layer)) for block in blocks)
+    marked, groups, counts = [], [], []
+    for number, _, layout, layer, _ in blocks:
+        if scores is not None:
+            values = scores.of(number).tolist()
+            span = f"{min(values):.1e} to {max(values):.1e}"
+            marked.append(Tile((Layer(patches.value_map(values, layout.grid)),), (span,)))
+        layers = [Layer(patches.group_map(layer, layout.grid))]
+        if layout.windows is not None:
+            regions = layout.windows.regions(layout.grid).flatten()[layout.windows.places(layout.grid)]
+            layers.append(Layer(patches.borders(regions.tolist(), layout.grid)))
+        several, most = sum(len(members) > 1 for members in layer.members()), max(patches.group_sizes(layer))
+        groups.append(Tile(tuple(layers), (f"{several} groups, {layer.num_kept - several} alone",)))
+        layers = [Layer(patches.size_map(layer, layout.grid, largest))]
+        counts.append(Tile(tuple(layers), (f"up to {most}" if most > 1 else "1 each",)))
+    steps = sorted({round(size) for size in np.geomspace(1, largest, min(largest, 5))})
+    colours = zip(patches.size_colours(steps, largest).tolist(), steps, strict=True)
+    alone, pruned = (NEUTRAL, "kept alone"), (patches.WHITE, "pruned")
+    rows: Rows = {("group",): groups, ("token count", "patches each"): counts}
+    legends: Legends = {
+        "group": [alone, pruned, (None, "other colours: merged into the patch with the dot")],
+        "token count": [pruned, *((tuple(colour[:3]), str(size)) for colour, size in colours)],
+    }
+    lines = []
+    if scores is not None:
+        rows = {("score",): marked, **rows}
+        legends = {"score": _scale(patches.SEQUENTIAL, "low", "high"), **legends}
+        lines.append(
+            f"{scores.config.scorer} scores of {scores.images} images, from the lowest to the highest of each block"
+        )
+    legends = {"bar": [(colour, state) for state, colour in SHARES], **legends}
+    if any(block.layout.windows is not None for block in blocks):
+        lines.append("lines in the maps of groups are the borders of attention windows")
+    return _draw(model, blocks, "scores, groups and tokens of each block", lines, rows, legends)
+
+
+def _draw(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    title: str,
+    lines: Sequence[str],
+    rows: Rows,
+    legends: Legends,
+    shown: Layer | None = None,
+) -> PixelFigure:
+    """Rows of tiles under a title and a line that says which model it is and what was done to it."""
+    plan, size = planned(model), tile_size(block.layout.grid for block in blocks)
+    about = (
+        f"{type(model).__name__}, {plan.depth} blocks of {sizes(plan.grids)} patches; {plan.keep:.0%} of the patch "
+        f"tokens kept, reconstruct {plan.reconstruct}"
+    )
+    headings = []
+    for number, _, _, layer, _ in blocks:
+        kept = f"all {layer.num_tokens}" if layer.is_identity else f"{layer.num_kept} of {layer.num_tokens}"
+        words = "not compressed" if layer.is_identity else f"{layer.num_merged} merged, {layer.num_pruned} pruned"
+        words = words if layer.mlp is None else f"{layer.mlp.num_kept} in the MLP"
+        counts = (layer.num_kept, layer.num_merged, layer.num_pruned)
+        headings.append(Heading(f"block {number}: {kept} kept", words, counts))
+    made = [Row(tiles, size, name) for name, tiles in rows.items()]
+    return draw_tiles(headings, made, legends, title=title, lines=[about, *lines], photograph=shown)
+
+
+def _photograph(image: Tensor) -> Layer:
+    """A photograph to draw; one that is much smaller than its tile keeps its pixels sharp."""
+    return Layer(photograph(image), smooth=max(image.shape[1:]) > TILE // 2)
+
+
+def _scale(colour_map: str, low: str, high: str) -> list[tuple[Colour | None, str]]:
+    colours = patches.coloured(np.linspace(0, 1, 5), colour_map)[:, :3].tolist()
+    return [(tuple(colour), words) for colour, words in zip(colours, (low, "", "", "", high), strict=True)]
+
+
+def _prediction(explained: Explained, names: Sequence[str]) -> str:
+    if explained.found is None or explained.confidence is None:
+        return "no classes"
+    share = f"{explained.confidence:.0%}" + (" of the image" if explained.is_dense else "")
+    return f"{name_of(explained.found, names)} ({share})"

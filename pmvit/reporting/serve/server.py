@@ -3,8 +3,8 @@
 import errno
 import json
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,19 +14,13 @@ import torch
 from torch import nn
 
 from pmvit.errors import PmvitError
-from pmvit.reporting.page.templates import WEB, environment, viewer_data
-from pmvit.reporting.saved_model import open_saved
+from pmvit.reporting.page.templates import WEB, render
+from pmvit.reporting.saved_model import SavedModel
 from pmvit.reporting.serve.trial import Trial
 from pmvit.reporting.serve.uploads import FORMATS, Limits, RefusedError, read_upload
-from pmvit.saving.commands import versions
 
 HOST = "127.0.0.1"
-FILES = {
-    "/style.css": "text/css; charset=utf-8",
-    "/theme.js": "text/javascript; charset=utf-8",
-    "/viewer.js": "text/javascript; charset=utf-8",
-    "/serve.js": "text/javascript; charset=utf-8",
-}
+FILES = {"/style.css": "text/css"} | dict.fromkeys(("/theme.js", "/viewer.js", "/serve.js"), "text/javascript")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -40,19 +34,30 @@ SECONDS_TO_SEND = 30  # a connection that is silent for longer is closed
 MOST_WAITING = 16  # images that may wait for the models at a time
 MOST_DISCARDED = 1 << 30  # bytes of a refused file that are read all the same, so that its sender reads the answer
 
+Answer = tuple[str, bytes]  # of which kind, and what
+
 
 class Server(ThreadingHTTPServer):
-    """Answers on 127.0.0.1, each connection in a thread of its own."""
+    """A page to try a model, bound to a port of 127.0.0.1; each connection has a thread of its own. See `serve`."""
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, trial: Trial, page: str, limits: Limits, port: int) -> None:
-        self.trial = trial
-        self.page = page.encode()
-        self.limits = limits
+    def __init__(
+        self, saved: SavedModel, port: int, names: str | Path | None = None, limits: Limits | None = None
+    ) -> None:
+        if not 0 <= port <= 65535:
+            raise PmvitError(f"port: expected a number from 0 to 65535, got {port}")
+        self.limits = limits or Limits()
+        said = {"limits": self.limits, "formats": FORMATS, "compared_with": saved.reference.title}
+        self.page = render("serve.html", saved, [], **said).encode()
+        self.trial = Trial(saved, names)
         self.waiting = threading.BoundedSemaphore(MOST_WAITING)
-        super().__init__((HOST, port), _Handler)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            reason = "it is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
+            raise PmvitError(f"port {port} of {HOST} cannot be had ({reason}): choose another, or 0 for any") from None
 
     @property
     def address(self) -> str:
@@ -75,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._get)
 
     def do_HEAD(self) -> None:
-        self._answer(self._get)
+        self.do_GET()
 
     def do_POST(self) -> None:
         self._answer(self._post)
@@ -83,18 +88,21 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # its name in http.server
         """Nothing: who tries an image is nobody's business."""
 
-    def _answer(self, work: Any) -> None:
+    def _answer(self, work: Callable[[], Answer]) -> None:
+        status: int = HTTPStatus.OK
         try:
             if self.headers.get("Host") not in self.server.hosts:
                 raise RefusedError(HTTPStatus.FORBIDDEN, f"This page answers at {self.server.address} only.")
-            status, kind, content = work()
-        except RefusedError as error:
-            self.close_connection = True  # what else was sent is not read
-            status, kind, content = error.status, "application/json", _json({"error": str(error)})
+            kind, content = work()
         except Exception as error:  # a fault of ours must not end the server, and is said
-            self.close_connection = True
-            message = f"The model failed on this image: {type(error).__name__}."
-            status, kind, content = HTTPStatus.INTERNAL_SERVER_ERROR, "application/json", _json({"error": message})
+            self.close_connection = True  # what else was sent is not read
+            status, message = (
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                f"The model failed on this image: {type(error).__name__}.",
+            )
+            if isinstance(error, RefusedError):
+                status, message = error.status, str(error)
+            kind, content = _json({"error": message})
         self.send_response(status)
         for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
@@ -104,14 +112,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def _get(self) -> tuple[int, str, bytes]:
+    def _get(self) -> Answer:
         if self.path == "/":
-            return HTTPStatus.OK, "text/html; charset=utf-8", self.server.page
+            return "text/html; charset=utf-8", self.server.page
         if self.path in FILES:
-            return HTTPStatus.OK, FILES[self.path], (WEB / self.path[1:]).read_bytes()
+            return f"{FILES[self.path]}; charset=utf-8", (WEB / self.path[1:]).read_bytes()
         raise RefusedError(HTTPStatus.NOT_FOUND, "There is no such page.")
 
-    def _post(self) -> tuple[int, str, bytes]:
+    def _post(self) -> Answer:
         if self.path != "/predict":
             raise RefusedError(HTTPStatus.NOT_FOUND, "There is no such page.")
         origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site")
@@ -121,72 +129,29 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.waiting.acquire(blocking=False):
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "Too many images are waiting: try again in a moment.")
         try:
-            picture = read_upload(self._body(), self.server.limits)
-            return HTTPStatus.OK, "application/json", _json(self.server.trial.run(picture))
+            return _json(self.server.trial.run(read_upload(self._body(), self.server.limits)))
         finally:
             self.server.waiting.release()
 
     def _body(self) -> bytes:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
+        said, most = self.headers.get("Content-Length", ""), self.server.limits.megabytes
+        if not said.isdecimal():
             raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "The length of the file is missing.")
-        limits = self.server.limits
-        if int(length) > limits.bytes:
-            self._discard(min(int(length), MOST_DISCARDED))
-            raise RefusedError(413, f"The file is larger than {limits.megabytes:g} MB: send a smaller one.")
+        length = int(said)
+        if length > 1e6 * most:
+            length = min(length, MOST_DISCARDED)
+            with suppress(OSError):  # a browser sends all of it before it listens to the answer
+                while length > 0 and (part := self.rfile.read(min(length, 1 << 20))):
+                    length -= len(part)
+            raise RefusedError(413, f"The file is larger than {most:g} MB: send a smaller one.")
         try:
-            return self.rfile.read(int(length))
+            return self.rfile.read(length)
         except TimeoutError:
             raise RefusedError(HTTPStatus.REQUEST_TIMEOUT, "The file did not arrive in time.") from None
 
-    def _discard(self, length: int) -> None:
-        """Read what a browser sends before it listens to the answer, and keep none of it."""
-        with suppress(OSError):
-            while length > 0 and (part := self.rfile.read(min(length, 1 << 20))):
-                length -= len(part)
 
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
-def make_server(
-    path: str | Path,
-    *,
-    port: int = 8000,
-    original: str | Path | nn.Module | None = None,
-    names: str | Path | None = None,
-    limits: Limits | None = None,
-    device: str | torch.device = "cpu",
-) -> Server:
-    """Load a model and bind its page to a port; `serve_forever` of the result then answers.
-
-    Raises:
-        PmvitError: If the model cannot be loaded, or the port is taken.
-    """
-    if not 0 <= port <= 65535:
-        raise PmvitError(f"port: expected a number from 0 to 65535, got {port}")
-    limits = limits or Limits()
-    saved = open_saved(Path(path), original, device)
-    page = (
-        environment()
-        .get_template("serve.html")
-        .render(
-            title=saved.config["model"]["architecture"],
-            limits=limits,
-            formats=FORMATS,
-            compared_with=saved.reference.title,
-            no_blocks=saved.no_blocks,
-            viewer=viewer_data(saved.blocks, saved.model, []) if saved.blocks is not None else None,
-            versions=versions(),
-        )
-    )
-    make = partial(Server, Trial(saved, names), page, limits)
-    try:
-        return make(port)
-    except OSError as error:
-        reason = "it is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
-        raise PmvitError(f"port {port} of {HOST} cannot be had ({reason}): choose another, or 0 for any") from None
+def _json(value: Any) -> Answer:
+    return "application/json", json.dumps(value).encode()
 
 
 def serve(
@@ -196,7 +161,7 @@ def serve(
     original: str | Path | nn.Module | None = None,
     names: str | Path | None = None,
     limits: Limits | None = None,
-    say: Any = print,
+    say: Callable[[str], Any] = print,
     device: str | torch.device = "cpu",
 ) -> None:
     """Start a local page to try a compressed model beside its original; it answers until it is interrupted.
@@ -215,8 +180,7 @@ def serve(
     Raises:
         PmvitError: If the model cannot be loaded, or the port is taken.
     """
-    server = make_server(path, port=port, original=original, names=names, limits=limits, device=device)
-    with server:
+    with Server(SavedModel(Path(path), original, device), port, names, limits) as server:
         try:
             say(f"try it at {server.address} (Ctrl-C ends it)")
             server.serve_forever()

@@ -11,11 +11,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pmvit.compression import plan_of
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.reporting.class_names import class_names
-from pmvit.reporting.images import InputImages, data_uri, fitted, likeliest
+from pmvit.reporting.images import InputImages, fitted, likeliest, page_picture
 from pmvit.reporting.pictures.colours import palette
 from pmvit.reporting.pictures.segment import label_pixels
 from pmvit.reporting.pictures.segmentation import SegmentedImage
@@ -36,7 +35,7 @@ class Trial:
     def __init__(self, saved: SavedModel, names: str | Path | None = None) -> None:
         self.names = class_names(saved.model, names)
         self.models: dict[str, nn.Module] = {"original": saved.reference.model, "compressed": saved.model}
-        if plan_of(saved.model) is not None:
+        if saved.plan is not None:
             self.models["optimized"] = optimize_for_inference(saved.model)
         for model in self.models.values():
             model.eval().requires_grad_(False)
@@ -48,7 +47,7 @@ class Trial:
     def run(self, picture: Image.Image) -> dict[str, Any]:
         """What the page shows of an image, as JSON data: `picture`, `seconds` by model, and the answers of both."""
         prepared = self._images.prepare(picture)
-        result: dict[str, Any] = {"picture": data_uri(self._images.picture(prepared))}
+        result: dict[str, Any] = {"picture": page_picture(self._images.picture(prepared))}
         image = prepared[None].to(next(self._model.parameters()).device)
         with self._lock, torch.inference_mode():
             runs = {name: partial(run_to_end, partial(predict, model), image) for name, model in self.models.items()}
@@ -75,7 +74,7 @@ class Trial:
         small = fitted(picture, LARGEST_SIDE) if max(picture.size) > LARGEST_SIDE else picture
         before, after = (label_pixels(self.models[name], small) for name in ("original", "compressed"))
         image, colours = SegmentedImage("", small, classes, None, before, after), palette(classes)
-        _, *panels = (data_uri(panel.picture, LARGEST_SIDE) for panel in image.panels())
+        _, *panels = (page_picture(panel, LARGEST_SIDE) for panel, _ in image.panels())
         return {
             "kind": "pixels",
             **dict(zip(("original", "compressed", "difference"), panels, strict=True)),

@@ -22,56 +22,35 @@ class RefusedError(PmvitError):
 
 @dataclass(frozen=True)
 class Limits:
-    """How large an image may be.
+    """How large an image may be."""
 
-    Attributes:
-        megabytes: Of its file.
-        megapixels: Of the image; read off the head of the file, before anything is decoded.
-    """
-
-    megabytes: float = 16.0
-    megapixels: float = 50.0
+    megabytes: float = 16.0  # of its file
+    megapixels: float = 50.0  # read off the head of the file, before anything is decoded
 
     def __post_init__(self) -> None:
         if self.megabytes <= 0 or self.megapixels <= 0:
             raise PmvitError(f"limits: expected more than 0, got {self.megabytes} MB and {self.megapixels} megapixels")
 
-    @property
-    def bytes(self) -> int:
-        return int(1e6 * self.megabytes)
-
-    @property
-    def too_many_pixels(self) -> str:
-        return f"The image has more than {self.megapixels:g} million pixels: send a smaller one."
-
-    def check_size(self, image: Image.Image) -> None:
-        """Raise `RefusedError` for an image with too many pixels; it need not be decoded yet."""
-        if image.width * image.height > 1e6 * self.megapixels:
-            raise RefusedError(413, self.too_many_pixels)
-
 
 def read_upload(content: bytes, limits: Limits) -> Image.Image:
     """Decode an image, upright, its first frame if it has several.
 
-    Raises:
-        RefusedError: If it is too large, of another kind, or broken; the message is one sentence for whoever sent it.
+    One that is too large, of another kind, or broken is refused, with a sentence for whoever sent it.
     """
-    if len(content) > limits.bytes:
-        raise RefusedError(413, f"The file is larger than {limits.megabytes:g} MB: send a smaller one.")
     if not content:
         raise RefusedError(400, "The file is empty: choose an image.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's about odd metadata and large images: there is a limit here
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                limits.check_size(image)
+                if image.width * image.height > 1e6 * limits.megapixels:
+                    raise Image.DecompressionBombError
                 return ImageOps.exif_transpose(image).convert("RGB")
-        except RefusedError:
-            raise
         except UnidentifiedImageError:
             kinds = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
             raise RefusedError(415, f"This is no image that can be read: send a {kinds} file.") from None
         except Image.DecompressionBombError:
-            raise RefusedError(413, limits.too_many_pixels) from None
+            message = f"The image has more than {limits.megapixels:g} million pixels: send a smaller one."
+            raise RefusedError(413, message) from None
         except BROKEN_IMAGE:
             raise RefusedError(422, "The image is broken: its file ends too early or is damaged.") from None

@@ -16,7 +16,7 @@ from pmvit.config.planning import Reconstruct
 from pmvit.planning import LayerPlan
 from pmvit.prune_merge import PruneMerge, pseudo_inverse
 from pmvit.reporting.pictures.colours import NEUTRAL
-from pmvit.reporting.pictures.figure import BACKGROUND, Box, Layer, PixelFigure, in_lines, shortened, text_width
+from pmvit.reporting.pictures.figure import BACKGROUND, Layer, PixelFigure, in_lines, shortened, text_width
 from pmvit.reporting.pictures.patches import (
     borders,
     group_map,
@@ -115,8 +115,8 @@ def test_a_figure_as_pixels_and_as_svg(tmp_path: Path) -> None:
     cells = Layer(np.array([[[0, 0, 255, 255], [0, 0, 0, 0]]], dtype=np.uint8))
     figure = PixelFigure(120, "a <title>")
     for left in (0, 61):
-        figure.picture(Box(left, 10, 40, 30), photo, cells)
-    figure.rectangle(Box(0, 60, 10, 10), (1, 2, 3), (200, 0, 0))
+        figure.picture((left, 10, 40, 30), photo, cells)
+    figure.rectangle((0, 60, 10, 10), (1, 2, 3), (200, 0, 0))
     figure.text(20, 60, "kept & $merged$ of a_b", 11)
     figure.height = 80
     svg = figure.save(tmp_path / "figure.svg", "svg")

@@ -19,18 +19,21 @@ from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.hosts import host_of
 from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, distances, palette, to_oklab
-from pmvit.reporting.pictures.overlays import (
+from pmvit.reporting.pictures.segmentation import (
     BETTER,
     CHANGED,
     DIFFERENCES,
     DIMMED,
+    LEAST_WIDTH,
     OPACITY,
     SAME,
+    TILE,
     WORSE,
+    Segmentation,
+    SegmentedImage,
     differences,
     mask_overlay,
 )
-from pmvit.reporting.pictures.segmentation import LEAST_WIDTH, TILE, Segmentation, SegmentedImage
 from pmvit.reporting.pictures.tiles import MARGIN, SPACE
 from pmvit.reporting.pictures.tradeoff import draw_tradeoff, tradeoff_figure
 from tests.data.test_segmentation_data import plain, write_image
@@ -97,7 +100,7 @@ def test_a_model_that_keeps_all_differs_nowhere(original: Segmenter, tmp_path: P
     assert found.agreement == 1
     assert found.original_miou == found.compressed_miou
     grey = DIMMED * np.asarray(found.image.convert("L"), dtype=np.float64)
-    blank = found.panels()[-1].picture
+    blank = found.panels()[-1][0]
     assert np.array_equal(np.asarray(blank), np.repeat(grey.round().astype(np.uint8)[..., None], 3, -1))
 
 
@@ -119,7 +122,7 @@ def test_what_is_drawn_is_what_evaluation_measures(original: Segmenter, small: S
     assert found.compressed is not None
     assert found.labels.shape == found.original.shape == (40, 60)
     kinds = differences(found.original, found.compressed, found.labels)
-    drawn = np.asarray(found.panels()[-1].picture)
+    drawn = np.asarray(found.panels()[-1][0])
     for kind, (colour, _) in DIFFERENCES.items():
         assert np.array_equal((drawn == colour).all(-1), (kinds == kind).numpy())
     sheet, picture = made.save(tmp_path / "pictures")

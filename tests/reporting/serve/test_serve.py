@@ -21,8 +21,8 @@ from PIL import Image
 
 import pmvit
 from pmvit.errors import PmvitError
-from pmvit.reporting.saved_model import open_saved
-from pmvit.reporting.serve.server import MOST_WAITING, Server, make_server
+from pmvit.reporting.saved_model import SavedModel
+from pmvit.reporting.serve.server import MOST_WAITING, Server
 from pmvit.reporting.serve.trial import Trial
 from pmvit.reporting.serve.uploads import Limits, RefusedError, read_upload
 from tests.helpers import small_plan
@@ -48,7 +48,7 @@ def head_of_png(width: int, height: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = make_server(save_demo(tmp_path_factory.mktemp("model") / "out"), port=0, limits=Limits(0.5, 2.0))
+    made = Server(SavedModel(save_demo(tmp_path_factory.mktemp("model") / "out")), 0, limits=Limits(0.5, 2.0))
     thread = threading.Thread(target=made.serve_forever)
     thread.start()
     yield made
@@ -130,7 +130,7 @@ def test_several_users_at_once_each_get_their_own_answer(server: Server) -> None
 def test_a_taken_port_and_a_sideways_photograph(server: Server, tmp_path: Path) -> None:
     folder = save_demo(tmp_path / "out")
     with pytest.raises(PmvitError, match=f"port {server.server_port} of 127.0.0.1 cannot be had .it is in use."):
-        make_server(folder, port=server.server_port)
+        Server(SavedModel(folder), server.server_port)
     stream = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
@@ -143,7 +143,7 @@ def test_a_taken_port_and_a_sideways_photograph(server: Server, tmp_path: Path) 
 def test_a_segmenter_answers_with_pictures(tmp_path: Path) -> None:
     model = small_segmenter()
     pmvit.save(pmvit.compress(model, small_plan(model)), tmp_path / "out")
-    answer = Trial(open_saved(tmp_path / "out")).run(Image.effect_noise((120, 70), 80).convert("RGB"))
+    answer = Trial(SavedModel(tmp_path / "out")).run(Image.effect_noise((120, 70), 80).convert("RGB"))
     assert answer["kind"] == "pixels"
     assert 0 <= answer["agreement"] <= 1
     assert {one["name"] for one in answer["classes"]} <= {"class 0", "class 1", "class 2"}
