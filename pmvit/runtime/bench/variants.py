@@ -21,7 +21,7 @@ from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.blocks.arguments import Arguments, arguments_of
 from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
 from pmvit.runtime.optimize import in_windows, optimize_for_inference
-from pmvit.runtime.stages import OnGroups
+from pmvit.runtime.transitions import OnGroups
 
 Carried = Tensor | tuple[Tensor, Tensor]  # tokens; between blocks, with those that the first block was given
 NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
