@@ -22,11 +22,11 @@ from pmvit.measuring import MergeCosts, Scores
 from pmvit.measuring.flops import flops
 from pmvit.methods import Method
 from pmvit.progress import track
-from pmvit.runtime.bench.run import Makers, first_line, known_runtimes, measure, ready
+from pmvit.runtime.bench.run import Maker, benchmark, known_runtimes
 from pmvit.runtime.bench.table import Benchmark
 from pmvit.runtime.bench.variants import variant
 from pmvit.runtime.export.run import built_in_images
-from pmvit.runtime.export.targets import as_exported
+from pmvit.runtime.export.targets import as_exported, first_line
 
 OPTIMIZED = ", optimized"  # behind our names where the passes for inference are measured, too
 
@@ -114,10 +114,10 @@ def compare(
     if not runtimes:
         return Comparison(rows)
     makers = _makers(rows, models)
-    benchmark = measure(
-        model, makers, runtimes=runtimes, batches=batches, rounds=rounds, threads=threads, progress=progress
+    speeds = benchmark(
+        model, against=makers, runtimes=runtimes, batches=batches, rounds=rounds, threads=threads, progress=progress
     )
-    return Comparison(list(_with_speeds(rows, benchmark)), benchmark.environment)
+    return Comparison(list(_with_speeds(rows, speeds)), speeds.environment)
 
 
 def try_export(model: nn.Module) -> dict[str, Any]:
@@ -130,13 +130,13 @@ def try_export(model: nn.Module) -> dict[str, Any]:
     return {"exports": True}
 
 
-def _makers(rows: Sequence[ComparisonRow], models: Mapping[str, nn.Module]) -> Makers:
+def _makers(rows: Sequence[ComparisonRow], models: Mapping[str, nn.Module]) -> dict[str, nn.Module | Maker]:
     """What is timed: each row that there is, and each of ours after the passes for inference, too."""
-    makers: Makers = {}
+    makers: dict[str, nn.Module | Maker] = {}
     for row in rows:
         if row.name in models:
             still = copy.deepcopy(models[row.name]).to("cpu", torch.float32)
-            makers[row.name] = partial(ready, still)
+            makers[row.name] = still
             if row.method in OURS:
                 makers[row.name + OPTIMIZED] = partial(variant, "optimized", still)
     return makers

@@ -35,7 +35,7 @@ class InferenceConfig:
         shortcut: Compute of the last block only what the head reads.
         drop_dead: Leave out what nothing depends on.
         fuse: Leave a block and enter the next in one matrix.
-        form: Of the transitions; `auto` is the cheapest for each (see `transitions.cheapest_form`).
+        form: Of the transitions; `auto` is the cheapest for each (see `transitions.form_of`).
         pack: Lay out the weights of rewritten blocks as oneDNN reads them, for eager PyTorch on a CPU; `None` tries out
             once whether that is faster.
     """

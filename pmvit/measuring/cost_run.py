@@ -51,7 +51,7 @@ def measure_merge_costs(
             f"expected attention over the whole of one grid to measure merges; a {type(model).__name__} attends inside "
             'windows: measure scores, method="scored"'
         )
-    batches = list(first_images(loader, config.limit))
+    batches = list(first_batches(loader, config.limit))
     if not batches:
         raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
     layout, cost = layouts[0], model_cost(model)
@@ -151,7 +151,7 @@ def add_combinations(total: Tensor, effect: Tensor, scale: float, generator: tor
         sums[row] += sign * scale * of_image
 
 
-def first_images(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
+def first_batches(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
     """Batches of images until there are as many."""
     for batch in loader:
         images = unpack(batch)[0][:count]

@@ -26,7 +26,7 @@ from pmvit.files import check_fields, config_from, parse_document
 from pmvit.hosts import Host, host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
-from pmvit.measuring.cost_run import first_images, probe
+from pmvit.measuring.cost_run import first_batches, probe
 from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
 from pmvit.measuring.listener import precise
 from pmvit.measuring.schedules import SHARES, Schedule, Search, Tokens, adaptive_macs
@@ -197,7 +197,7 @@ def measure_metric(
             f"expected attention over the whole of one grid for an adaptive plan; a {type(model).__name__} attends "
             'inside windows: make a fixed plan, method="scored"'
         )
-    batches = list(first_images(loader, config.limit))
+    batches = list(first_batches(loader, config.limit))
     if not batches:
         raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
     with ExitStack() as states:

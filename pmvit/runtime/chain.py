@@ -19,12 +19,12 @@ Grids can be large and every map is local, so all matrices are sparse (COO, floa
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pmvit.config import InferenceConfig
 from pmvit.prune_merge import PruneMerge, TokenMatrices
 
 EXACT = 1e-6  # entries this near to a whole number differ by rounding errors of weights stored in float32
@@ -32,48 +32,30 @@ MOST = 0.97  # a block that computes a larger share of its tokens takes less tim
 
 
 class BlockMaps(NamedTuple):
-    """The maps around one block, or around one half of it, for all tokens of an image.
+    """The maps around one block, or around one half of it, for all tokens of an image."""
 
-    Attributes:
-        enter: `[M; E]`, from the tokens to the groups the block runs on and what is carried past it.
-        leave: `[R | P]`, from what the block made of the groups and what was carried past it to the tokens.
-        num_groups: How many rows of the one, and columns of the other, are groups.
-    """
-
-    enter: Tensor
-    leave: Tensor
-    num_groups: int
+    enter: Tensor  # [M; E], from the tokens to the groups the block runs on and what is carried past it
+    leave: Tensor  # [R | P], from what the block made of the groups and what was carried past it to the tokens
+    num_groups: int  # how many rows of the one, and columns of the other, are groups
+    skips_outputs: bool = False  # the block can compute some of its tokens only and take them in another order
+    is_mlp: bool = False  # it is the MLP half of a block, which gets no tokens but those it computes
 
 
 class ChainedBlock(NamedTuple):
     """One block, or one half, in a chain.
 
-    Attributes:
-        transition: From the rows before (groups and remainder, or the tokens of the model) to those of this block; more
-            than one factor if the tokens themselves stand in between.
-        num_tokens: The first of these rows, on which the block runs.
-        num_outputs: The first of these, for which anything depends on what the block makes of them.
-        order: The group (of the block's plan) of each of the rows it runs on.
+    The transition leads from the rows before (groups and remainder, or the tokens of the model) to those of this block;
+    it has more than one factor if the tokens themselves stand in between.
     """
 
     transition: tuple[Tensor, ...]
-    num_tokens: int
-    num_outputs: int
-    order: Tensor
-
-
-@dataclass(frozen=True)
-class Chain:
-    """All blocks of a model, and the map from what the last one leaves to the tokens the head reads."""
-
-    blocks: list[ChainedBlock]
-    to_head: tuple[Tensor, ...]
+    order: Tensor  # the group (of the block's plan) of each of the first of these rows, on which the block runs
+    num_outputs: int  # the first of these, for which anything depends on what the block makes of them
 
 
 def identity(count: int) -> Tensor:
     """The identity matrix, sparse."""
-    index = torch.arange(count)
-    return _sparse(index, index, torch.ones(count), (count, count))
+    return _sparse(torch.arange(count).expand(2, -1), torch.ones(count), (count, count))
 
 
 def identity_maps(num_tokens: int) -> BlockMaps:
@@ -89,7 +71,7 @@ def maps_of(matrices: TokenMatrices) -> BlockMaps:
     )
     if isinstance(matrices, PruneMerge) and matrices.reconstruct == "pinv":
         pruned = torch.nonzero(matrices.token_mask.cpu() == 0).flatten()
-        kept = _sparse(pruned, pruned, torch.ones(len(pruned)), (back.shape[0], back.shape[0]))
+        kept = _sparse(pruned.expand(2, -1), torch.ones(len(pruned)), (back.shape[0], back.shape[0]))
     else:
         kept = cleaned(identity(back.shape[0]) - _times(back, merge))
     expand, remainder = factor(kept, merge)
@@ -109,87 +91,63 @@ def factor(kept: Tensor, merge: Tensor) -> tuple[Tensor, Tensor]:
     centre_of[token] = centres[group]
     centre_of[centres] = centres
     others = torch.nonzero(centre_of != torch.arange(len(kept))).flatten()
-    to_centre = _sparse(others, centre_of[others], torch.ones(len(others)), (len(kept), len(kept)))
+    to_centre = _sparse(torch.stack([others, centre_of[others]]), torch.ones(len(others)), kept.shape)
     # `1 - to_centre` takes the differences and `1 + to_centre` undoes it, for no centre has another.
     expand = cleaned(kept + _times(kept, to_centre))
-    needed = torch.nonzero(_has_entry(expand, 1)).flatten()
+    needed = expand.indices()[1].unique()
     return expand.index_select(1, needed), (identity(len(kept)) - to_centre).index_select(0, needed)
 
 
 def halves_of(block: BlockMaps, mlp: BlockMaps) -> tuple[BlockMaps, BlockMaps]:
-    """The maps around the attention of a block and around its MLP.
-
-    Args:
-        block: From and to the tokens of the image, around the block.
-        mlp: From and to the tokens of the block, around its MLP.
-    """
+    """The maps around the attention of a block, from the tokens of the image, and around its MLP, from the block's."""
     num_rows = block.enter.shape[0]
     past = identity(num_rows - block.num_groups)
     leave = _times(block.leave, _block_diagonal(mlp.leave, past))
     return (
-        BlockMaps(block.enter, identity(num_rows), block.num_groups),
-        BlockMaps(_block_diagonal(mlp.enter, past), leave, mlp.num_groups),
+        block._replace(leave=identity(num_rows)),
+        BlockMaps(_block_diagonal(mlp.enter, past), leave, mlp.num_groups, block.skips_outputs, is_mlp=True),
     )
 
 
 def chain(
-    maps: Sequence[BlockMaps],
-    read_by_head: Tensor,
-    *,
-    skip_outputs: Sequence[bool],
-    is_mlp: Sequence[bool] | None = None,
-    shortcut: bool = True,
-    drop_dead: bool = True,
-    fuse: bool = True,
-) -> Chain:
-    """Walk backwards through the blocks and keep what anything later depends on.
+    maps: Sequence[BlockMaps], num_read: int, config: InferenceConfig
+) -> tuple[list[ChainedBlock], tuple[Tensor, ...]]:
+    """Walk backwards through the blocks, or halves, and keep what anything later depends on.
 
-    Args:
-        maps: Of each block, or of each half, first to last.
-        read_by_head: The tokens that what comes after the blocks reads.
-        skip_outputs: For each block, whether it can compute some of its tokens only and take them in another order.
-        is_mlp: For each block, whether it is the MLP half of one: it then gets no tokens but those it computes.
-        shortcut: The last block computes only what the head reads.
-        drop_dead: The others compute only what something depends on, and nothing else is carried.
-        fuse: Make one matrix of leaving a block and entering the next.
+    With `shortcut`, the last block computes only what is read; with `drop_dead`, the others compute only what something
+    depends on, and nothing else is carried; with `fuse`, leaving a block and entering the next is one matrix.
+
+    Returns:
+        All blocks, and the map from what the last one leaves to the first `num_read` tokens, which are read after it.
     """
-    is_mlp = is_mlp or [False] * len(maps)
-    first_of_last_block = len(maps) - (2 if is_mlp[-1] else 1)
-    wanted = identity(maps[-1].leave.shape[0]).index_select(0, read_by_head)  # from the tokens to the rows wanted
+    first_of_last_block = len(maps) - (2 if maps[-1].is_mlp else 1)
+    wanted = identity(maps[-1].leave.shape[0]).index_select(0, torch.arange(num_read))  # tokens to the rows wanted
     after: list[tuple[Tensor, ...]] = []  # the transition behind each block, last to first
-    blocks: list[tuple[int, int, Tensor]] = []
-    for number in reversed(range(len(maps))):
-        enter, leave, num_groups = maps[number]
-        skips = shortcut if number >= first_of_last_block else drop_dead
+    blocks: list[tuple[Tensor, int]] = []
+    for number, (enter, leave, num_groups, skips_outputs, is_mlp) in reversed(list(enumerate(maps))):
+        skips = config.shortcut if number >= first_of_last_block else config.drop_dead
         fused = cleaned(_times(wanted, leave))
-        used = _has_entry(fused, 1)
-        is_output = used[:num_groups] | (not (skip_outputs[number] and skips))
-        if is_mlp[number]:
-            order = torch.nonzero(is_output).flatten()
-        else:
+        used = torch.zeros(leave.shape[1], dtype=torch.bool).index_fill(0, fused.indices()[1], True)
+        is_output = used[:num_groups] | (not (skips_outputs and skips))
+        if not is_mlp:
             is_output |= is_output.double().mean() > MOST
-            order = torch.cat([torch.nonzero(is_output).flatten(), torch.nonzero(~is_output).flatten()])
-        num_outputs = int(is_output.sum())
+        outputs, others = (torch.nonzero(which).flatten() for which in (is_output, ~is_output))
+        order = outputs if is_mlp else torch.cat([outputs, others])
         # What is carried past the last MLP would have to be computed by the attention before it.
-        drops = drop_dead or (is_mlp[number] and skips)
+        drops = config.drop_dead or (is_mlp and skips)
         carried = num_groups + torch.nonzero(used[num_groups:] | (not drops)).flatten()
-        left = torch.cat([order[:num_outputs], carried])
-        if fuse:
+        left = torch.cat([outputs, carried])
+        if config.fuse:
             after.append((fused.index_select(1, left).coalesce(),))
-        else:
-            after.append(_two_factors(wanted, leave.index_select(1, left), drop_dead))
-        blocks.append((len(order), num_outputs, order))
+        else:  # one by one, with the tokens that are read in between
+            wanted = cleaned(wanted)
+            read = wanted.indices()[1].unique() if config.drop_dead else torch.arange(wanted.shape[1])
+            leaving = cleaned(leave.index_select(0, read).index_select(1, left))
+            after.append((leaving, wanted.index_select(1, read).coalesce()))
+        blocks.append((order, len(outputs)))
         wanted = enter.index_select(0, torch.cat([order, carried]))
     before = [(cleaned(wanted),), *after[:0:-1]]
-    return Chain([ChainedBlock(t, *block) for t, block in zip(before, reversed(blocks), strict=True)], after[0])
-
-
-def _two_factors(enter: Tensor, leave: Tensor, drop_dead: bool) -> tuple[Tensor, ...]:
-    """Leave a block and enter the next one by one, with the tokens that are read in between."""
-    enter = cleaned(enter)
-    is_read = _has_entry(enter, 1) if drop_dead else torch.ones(enter.shape[1], dtype=torch.bool)
-    read = torch.nonzero(is_read).flatten()
-    return cleaned(leave.index_select(0, read)), enter.index_select(1, read).coalesce()
+    return [ChainedBlock(t, *block) for t, block in zip(before, reversed(blocks), strict=True)], after[0]
 
 
 def cleaned(matrix: Tensor) -> Tensor:
@@ -197,8 +155,7 @@ def cleaned(matrix: Tensor) -> Tensor:
     matrix = matrix.coalesce()
     values, whole = matrix.values(), matrix.values().round()
     values = torch.where((values - whole).abs() < EXACT, whole, values)
-    rows, columns = matrix.indices()[:, values != 0]
-    return _sparse(rows, columns, values[values != 0], matrix.shape)
+    return _sparse(matrix.indices()[:, values != 0], values[values != 0], matrix.shape)
 
 
 def _times(first: Tensor, second: Tensor) -> Tensor:
@@ -208,19 +165,12 @@ def _times(first: Tensor, second: Tensor) -> Tensor:
     return product
 
 
-def _has_entry(matrix: Tensor, dim: int) -> Tensor:
-    """Which rows (0) or columns (1) of a matrix are not empty."""
-    return torch.bincount(matrix.indices()[dim], minlength=matrix.shape[dim]) > 0
-
-
 def _block_diagonal(first: Tensor, second: Tensor) -> Tensor:
     first, second = first.coalesce(), second.coalesce()
-    rows, columns = torch.cat([first.indices(), second.indices() + torch.tensor(first.shape)[:, None]], dim=1)
+    indices = torch.cat([first.indices(), second.indices() + torch.tensor(first.shape)[:, None]], dim=1)
     shape = (first.shape[0] + second.shape[0], first.shape[1] + second.shape[1])
-    return _sparse(rows, columns, torch.cat([first.values(), second.values()]), shape)
+    return _sparse(indices, torch.cat([first.values(), second.values()]), shape)
 
 
-def _sparse(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return torch.sparse_coo_tensor(
-        torch.stack([rows, columns]), values.double(), shape, check_invariants=False
-    ).coalesce()
+def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values.double(), shape, check_invariants=False).coalesce()

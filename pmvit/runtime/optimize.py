@@ -10,16 +10,14 @@ Every pass is exact; together they make a compressed model run on little more th
 """
 
 import copy
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pmvit.adaptive import AdaptiveBlock
 from pmvit.compression import compression_of
 from pmvit.config import InferenceConfig, InferenceOptions, with_keywords
-from pmvit.config.inference import Target
 from pmvit.hosts import Host, TokenLayout, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.parts import PlainParts
@@ -29,10 +27,9 @@ from pmvit.prune_merge import PruneMerge, TokenMatrices
 from pmvit.runtime.adaptive import place_adaptive_stages
 from pmvit.runtime.blocks.arguments import Arguments, arguments_of
 from pmvit.runtime.blocks.build import Half, inference_block
-from pmvit.runtime.blocks.packed import pack_weights
+from pmvit.runtime.blocks.packed import Packable
 from pmvit.runtime.chain import BlockMaps, ChainedBlock, chain, halves_of, identity_maps, maps_of
-from pmvit.runtime.stages import OnGroups, PartWithTransition, Stage
-from pmvit.runtime.transitions import FORMS, Transition, cheapest_form, transitions
+from pmvit.runtime.transitions import OnGroups, PartWithTransition, Stage, form_of, transitions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,7 +52,6 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
     """
     config = InferenceConfig(**options)
     check_trainable(model)
-    host_of(model)  # says which models are supported
     model = copy.deepcopy(model).eval().requires_grad_(False)
     host = host_of(model)
     host.freeze_control_flow()
@@ -65,18 +61,19 @@ def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") 
         _place_chains(model, host, config)
     if compression_of(model) is not None:
         del model.compression
+    model.inference_config = config  # type: ignore[assignment]  # a record, not a module
+    model = model.to(next(model.parameters()).device)
     for module in model.modules():
         if getattr(module, "grad_checkpointing", False):
             cast("Any", module).grad_checkpointing = False
-    model.inference_config = config  # type: ignore[assignment]  # a record, not a module
-    model = model.to(next(model.parameters()).device)
-    pack_weights(model, config.pack)
+        if isinstance(module, Packable) and config.pack is not False:
+            module.pack(even_if_slower=bool(config.pack))
     return model
 
 
 def _place_chains(model: nn.Module, host: Host, config: InferenceConfig) -> None:
     """Replace the blocks of every span by stages."""
-    layouts = dict(zip(host.block_names(), host.layouts(), strict=True))
+    layouts = layouts_of(host)
     arguments = arguments_of(host) if config.rewrite and host.layout.windows is None else {}
     spans, num_read, _ = host.reading()
     num_read = num_read if config.tokens == "head" and len(spans) == 1 else None
@@ -86,44 +83,33 @@ def _place_chains(model: nn.Module, host: Host, config: InferenceConfig) -> None
             name: _part(host, model.get_submodule(name), layouts[name], arguments.get(name), name == before_head)
             for name in names
         }
-        if len(spans) == 1 or any(part.gains for part in parts.values()):
+        if len(spans) == 1 or any(part.wrapper or part.plain or part.mlp_matrices for part in parts.values()):
             _place_stages(model, host, parts, num_read, config)
 
 
+def layouts_of(host: Host) -> dict[str, TokenLayout]:
+    """What the tokens of each block are, by its name."""
+    return dict(zip(host.block_names(), host.layouts(), strict=True))
+
+
 class _Part(NamedTuple):
-    """A block as the passes see it.
+    """A block as the passes see it."""
 
-    Attributes:
-        block: What runs.
-        layout: The tokens of the host at this block.
-        wrapper: Its compression, if that becomes part of the chain.
-        plain: What it is made of, if it is put together anew, and can compute some of its tokens only.
-        mlp_matrices: M and R around its MLP, if there are; where it is rewritten, the MLP is a block of its own.
-        given: What the host gives it beside the tokens, by place or name.
-    """
-
-    block: nn.Module
+    block: nn.Module  # what runs
     layout: TokenLayout
-    wrapper: Any = None
-    plain: PlainParts | None = None
-    mlp_matrices: TokenMatrices | None = None
-    given: frozenset[int | str] = frozenset()
+    wrapper: PruneMerge | None = None  # its compression, if that becomes part of the chain
+    plain: PlainParts | None = None  # what it is made of, if it is put together anew
+    mlp_matrices: TokenMatrices | None = None  # M and R around its MLP, if there are
+    given: frozenset[int | str] = frozenset()  # what the host gives it beside the tokens, by place or name
 
-    @property
-    def gains(self) -> bool:
-        """Whether the passes know what to do with it."""
-        return self.wrapper is not None or self.plain is not None or self.mlp_matrices is not None
-
-    @property
-    def halves(self) -> tuple[Half | None, ...]:
-        return ("attention", "mlp") if self.plain is not None and self.mlp_matrices is not None else (None,)
-
-    def maps(self) -> tuple[BlockMaps, ...]:
-        """One for each of the halves."""
+    def maps(self) -> dict[Half | None, BlockMaps]:
+        """The maps around it, or around its halves: where it is rewritten, an MLP on groups is a block of its own."""
         around = maps_of(self.wrapper) if self.wrapper is not None else identity_maps(self.layout.num_tokens)
-        if self.plain is not None and self.mlp_matrices is not None:
-            return halves_of(around, maps_of(self.mlp_matrices))
-        return (around,)
+        around = around._replace(skips_outputs=self.plain is not None)
+        if self.plain is None or self.mlp_matrices is None:
+            return {None: around}
+        attention, mlp = halves_of(around, maps_of(self.mlp_matrices))
+        return {"attention": attention, "mlp": mlp}
 
 
 def _part(host: Host, block: nn.Module, layout: TokenLayout, arguments: Arguments | None, feeds_head: bool) -> _Part:
@@ -160,47 +146,31 @@ def _place_stages(
     first, last = next(iter(parts)), next(reversed(parts))
     num_outputs = parts[first].layout.num_tokens
     num_read = num_outputs if num_read is None else num_read
-
-    def form(matrix: Tensor) -> type[Transition]:
-        return FORMS[config.form if config.form != "auto" else cheapest_form(matrix, config.target == "eager")]
-
-    chained = chain(
-        [maps for part in parts.values() for maps in part.maps()],
-        torch.arange(num_read),
-        skip_outputs=[part.plain is not None for part in parts.values() for _ in part.halves],
-        is_mlp=[half == "mlp" for part in parts.values() for half in part.halves],
-        shortcut=config.shortcut,
-        drop_dead=config.drop_dead,
-        fuse=config.fuse,
-    )
-    blocks = iter(chained.blocks)
+    maps = {name: part.maps() for name, part in parts.items()}
+    chained, from_last = chain([half for halves in maps.values() for half in halves.values()], num_read, config)
+    blocks = iter(chained)
     for name, part in parts.items():
         num_inputs, halves = num_outputs, []
-        for half in part.halves:
+        for half in maps[name]:
             block = next(blocks)
-            transition = transitions(block.transition, num_outputs, block.num_tokens, form)
+            transition = transitions(block.transition, num_outputs, len(block.order), config)
             is_own = bool(transition) or name != first or half == "mlp"  # not what the model gives to its blocks
-            halves.append((transition, _runnable(host, part, half, block, config.target, is_own, form)))
+            halves.append((transition, _runnable(host, part, half, block, is_own, config)))
             num_outputs = block.num_outputs
-        to_head = transitions(chained.to_head, num_outputs, num_read, form) if name == last else None
+        to_head = transitions(from_last, num_outputs, num_read, config) if name == last else None
         is_windowed = part.layout.windows is not None
         grid = part.layout.grid if is_windowed and host.keeps_grid else None
-        stage = Stage(num_inputs, *halves[0], to_head, mlp=halves[1] if len(halves) > 1 else None, grid=grid)
+        stage = Stage(num_inputs, *halves[0], to_head, halves[1] if len(halves) > 1 else None, grid)
         if is_windowed or (first == last and part.wrapper is not None):
             host.answer_like(stage, part.block)
         model.set_submodule(name, stage)
 
 
 def _runnable(
-    host: Host,
-    part: _Part,
-    half: Half | None,
-    chained: ChainedBlock,
-    target: Target,
-    is_own: bool,
-    form: Callable[[Tensor], type[Transition]],
+    host: Host, part: _Part, half: Half | None, chained: ChainedBlock, is_own: bool, config: InferenceConfig
 ) -> nn.Module:
     """What runs a block, or a half of it, on the tokens of the chain; they may be written to if they are its own."""
+    target = config.target
     inplace = target == "eager" and is_own
     if part.plain is not None:
         return inference_block(part.plain, chained.order, chained.num_outputs, target, inplace, half, part.given)
@@ -210,18 +180,16 @@ def _runnable(
         part.block._forward_hooks.clear()  # the stage answers like the host's block in its place
         return part.block
     if part.mlp_matrices is not None and target != "eager":
-        _unfold_mlp(part.block, part.mlp_matrices, host, form)
+        _unfold_mlp(part.block, part.mlp_matrices, host, config)
     return part.block if part.wrapper is None else OnGroups(part.wrapper)
 
 
-def _unfold_mlp(
-    block: nn.Module, matrices: TokenMatrices, host: Host, form: Callable[[Tensor], type[Transition]]
-) -> None:
+def _unfold_mlp(block: nn.Module, matrices: TokenMatrices, host: Host, config: InferenceConfig) -> None:
     """Let a block that is not rewritten multiply with M and R around its MLP in a form that graphs can hold."""
     names: Any = host.part_names(block).mlp
     maps, groups = maps_of(matrices), torch.arange(matrices.num_prefix + matrices.num_groups)
     merge, spread = (
-        form(matrix)(matrix, matrix.shape[1], matrix.shape[0])
+        form_of(matrix, config)(matrix, matrix.shape[1], matrix.shape[0])
         for matrix in (maps.enter.index_select(0, groups).coalesce(), maps.leave.index_select(1, groups).coalesce())
     )
     norm, mlp = (unwrapped(block.get_submodule(name)) for name in names)

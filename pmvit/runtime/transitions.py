@@ -1,22 +1,25 @@
-"""The way from the rows of one block to those of the next (see `chain`): a constant sparse matrix, in three forms.
+"""Modules that run a chain (see `chain`): transitions, in three forms, and the blocks between them.
 
 `Segment` is for eager PyTorch, `Gather` for graphs, `Matmul` for matrices that are small or mostly filled.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from pmvit.config import InferenceConfig
 from pmvit.config.inference import Form
-from pmvit.prune_merge import LastMade, SparseRows, is_recorded, segment_sum
+from pmvit.prune_merge import LastMade, PruneMerge, SparseRows, is_recorded, segment_sum
 
 MULTIPLY = 1 / 32  # what a multiply-add of a product costs, in moves of a number through memory
 SEGMENT_ENTRY = 1 / 2  # what an entry of a segment sum costs, likewise
 GATHER_ENTRY = 3  # and one of a gathered sum: it is read and written, weighted, added up
 
 
+@dataclass(slots=True, eq=False)
 class TokenBuffer:
     """The tokens a block runs on and the rows carried past it, each of shape (batch, rows, width).
 
@@ -25,12 +28,9 @@ class TokenBuffer:
     other blocks the parts have to be put side by side again.
     """
 
-    __slots__ = ("_buffer", "carried", "tokens")
-
-    def __init__(self, tokens: Tensor, carried: Tensor | None = None, buffer: Tensor | None = None) -> None:
-        self.tokens = tokens
-        self.carried = carried
-        self._buffer = buffer
+    tokens: Tensor
+    carried: Tensor | None = None
+    buffer: Tensor | None = None
 
     def after_block(self, outputs: Tensor) -> "TokenBuffer":
         """With what a block made of its tokens."""
@@ -42,14 +42,14 @@ class TokenBuffer:
 
     def all_rows(self) -> Tensor:
         """All tokens of all images, then all carried rows: (rows, width)."""
-        if self._buffer is not None:
-            return self._buffer
+        if self.buffer is not None:
+            return self.buffer
         width = self.tokens.shape[-1]
         tokens = self.tokens.reshape(-1, width)
         return tokens if self.carried is None else torch.cat([tokens, self.carried.reshape(-1, width)])
 
 
-class Transition(nn.Module, ABC):
+class Transition(nn.Module):
     """A constant sparse matrix from the rows of one block to those of the next.
 
     Args:
@@ -66,10 +66,6 @@ class Transition(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"{self.num_outputs} tokens -> {self.num_tokens} tokens + {self.num_carried} carried"
-
-    @abstractmethod
-    def forward(self, buffer: TokenBuffer) -> TokenBuffer:
-        """The rows of the next block."""
 
 
 class Matmul(Transition):
@@ -97,29 +93,18 @@ class Gather(Transition):
 
     def __init__(self, matrix: Tensor, num_outputs: int, num_tokens: int) -> None:
         super().__init__(matrix, num_outputs, num_tokens)
-        (row_of_entry, column_of_entry), values = matrix.indices(), matrix.values().float()
-        entries = torch.bincount(row_of_entry, minlength=matrix.shape[0])
-        firsts = entries.cumsum(0) - entries
-        slot = torch.arange(len(values)) - firsts[row_of_entry]
-        sources = torch.zeros(matrix.shape[0], dtype=torch.long)
-        copied = is_copy(matrix)
-        sources[copied] = column_of_entry[firsts[copied]]
-        num_rows = matrix.shape[1]
+        dense, slots = matrix.float().to_dense(), summed_slots(matrix)
+        sources, num_rows = dense.argmax(1), matrix.shape[1]
         self.slots: list[int] = []
-        slots = summed_slots(matrix)
         for size in slots[slots > 0].unique().tolist():
             rows = torch.nonzero(slots == size).flatten()
+            columns = dense[rows].abs().topk(min(size, dense.shape[1])).indices.sort().values
+            weights = dense[rows].gather(1, columns)[:, :, None]
             sources[rows] = num_rows + torch.arange(len(rows))
-            here = slots[row_of_entry] == size
-            place = (sources[row_of_entry[here]] - num_rows, slot[here])
             num_rows += len(rows)
-            columns = torch.zeros(len(rows), size, dtype=torch.long)
-            columns[place] = column_of_entry[here]
-            weights = torch.zeros(len(rows), size)
-            weights[place] = values[here]
             self.register_buffer(f"columns{len(self.slots)}", columns.flatten(), persistent=False)
-            self.register_buffer(f"weights{len(self.slots)}", weights[:, :, None], persistent=False)
-            self.slots.append(size)
+            self.register_buffer(f"weights{len(self.slots)}", weights, persistent=False)
+            self.slots.append(columns.shape[1])
         self.register_buffer("sources", sources, persistent=False)
 
     def forward(self, buffer: TokenBuffer) -> TokenBuffer:
@@ -173,17 +158,15 @@ class Segment(Transition):
             rows, weights = self._repeated.get(made_for, lambda: self._repeat(batch, buffer.tokens.dtype))
         result = segment_sum(buffer.all_rows(), rows, weights)
         tokens = result[: batch * self.num_tokens].view(batch, self.num_tokens, width)
-        if not self.num_carried:
-            return TokenBuffer(tokens, None, result)
-        return TokenBuffer(tokens, result[batch * self.num_tokens :].view(batch, self.num_carried, width), result)
+        carried = result[batch * self.num_tokens :].view(batch, self.num_carried, width) if self.num_carried else None
+        return TokenBuffer(tokens, carried, result)
 
     def _repeat(self, batch: int, dtype: torch.dtype) -> tuple[SparseRows, Tensor]:
         """Rows and weights for a batch whose tokens come first, and then what is carried."""
         image = torch.arange(batch, device=self.columns.device)[:, None]
         is_token = self.columns < self.num_outputs
-        num_carried = self.num_inputs - self.num_outputs
-        first = torch.where(is_token, self.columns, self.columns - self.num_outputs + batch * self.num_outputs)
-        columns = first + image * torch.where(is_token, self.num_outputs, num_carried)
+        first = torch.where(is_token, self.columns, self.columns + (batch - 1) * self.num_outputs)
+        columns = first + image * torch.where(is_token, self.num_outputs, self.num_inputs - self.num_outputs)
         weights = self.weights.to(dtype).expand(batch, -1)
         sizes = torch.cat([part.repeat(batch) for part in self.sizes.tensor_split([self.num_tokens])])
         columns, weights = (
@@ -196,30 +179,107 @@ class Segment(Transition):
 FORMS: dict[Form, type[Transition]] = {"segment": Segment, "gather": Gather, "matmul": Matmul}
 
 
-def cheapest_form(matrix: Tensor, in_eager: bool) -> Form:
-    """The form in which a transition costs least, by counting what each moves and multiplies."""
+def form_of(matrix: Tensor, config: InferenceConfig) -> type[Transition]:
+    """The form asked for, or that in which a transition costs least, by counting what each moves and multiplies."""
+    if config.form != "auto":
+        return FORMS[config.form]
     rows, width = matrix.shape
-    slots = summed_slots(matrix)
-    costs: dict[Form, float] = {
-        "gather": 2 * width + int(slots.sum()) * GATHER_ENTRY + rows,
-        "matmul": width + width * rows * MULTIPLY + rows,
+    costs: dict[type[Transition], float] = {
+        Gather: 2 * width + int(summed_slots(matrix).sum()) * GATHER_ENTRY + rows,
+        Matmul: width + width * rows * MULTIPLY + rows,
     }
-    if in_eager:
-        costs["segment"] = rows + matrix._nnz() * SEGMENT_ENTRY
+    if config.target == "eager":
+        costs[Segment] = rows + matrix._nnz() * SEGMENT_ENTRY
     return min(costs, key=lambda form: costs[form])
 
 
 def transitions(
-    matrices: Sequence[Tensor], num_outputs: int, num_tokens: int, form: Callable[[Tensor], type[Transition]]
+    matrices: Sequence[Tensor], num_outputs: int, num_tokens: int, config: InferenceConfig
 ) -> list[Transition]:
-    """Modules for the factors of a transition, in the form that is chosen for each; none for an identity."""
+    """Modules for the factors of a transition, each in its form; none for an identity."""
     result: list[Transition] = []
     for place, matrix in enumerate(matrices):
         height = num_tokens if place == len(matrices) - 1 else matrix.shape[0]
-        rows, columns = matrix.indices()
-        is_square = matrix.shape[0] == matrix.shape[1] == len(rows)
-        is_identity = is_square and torch.equal(rows, columns) and bool((matrix.values() == 1).all())
+        is_identity = is_copy(matrix).all() and torch.equal(matrix.indices()[1], torch.arange(matrix.shape[1]))
         if not (is_identity and height == num_outputs):
-            result.append(form(matrix)(matrix, num_outputs, height))
+            result.append(form_of(matrix, config)(matrix, num_outputs, height))
         num_outputs = height
     return result
+
+
+class Stage(nn.Module):
+    """A transition and the block after it, or its attention, and then another and its MLP if that runs on other tokens.
+
+    The first stage takes tokens. What travels in between are groups and remainder, a `TokenBuffer`. The last has a
+    transition `to_head` and returns tokens, in the rows and columns of a `grid` if the host expects them so.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        transition: list[Transition],
+        block: nn.Module,
+        to_head: list[Transition] | None = None,
+        mlp: tuple[list[Transition], nn.Module] | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_inputs = num_inputs
+        self.transition = nn.ModuleList(transition)
+        self.block = block
+        self.to_head = nn.ModuleList(to_head) if to_head is not None else None
+        self.halfway = nn.ModuleList(mlp[0]) if mlp is not None else None
+        self.mlp = mlp[1] if mlp is not None else None
+        self.grid = grid
+
+    def forward(
+        self, given: Tensor | TokenBuffer, *positional: object, **arguments: object
+    ) -> Tensor | tuple[Tensor, ...] | TokenBuffer:
+        buffer = given if isinstance(given, TokenBuffer) else TokenBuffer(given.flatten(1, -2))
+        if buffer.tokens.shape[1] != self.num_inputs:
+            raise ValueError(
+                f"expected {self.num_inputs} tokens, got {buffer.tokens.shape[1]}: "
+                "was the plan made for another image size?"
+            )
+        for transition in self.transition:
+            buffer = transition(buffer)
+        output = self.block(buffer.tokens, *positional, **arguments)
+        tokens, *others = output if isinstance(output, tuple) else (output,)
+        buffer = buffer.after_block(tokens)
+        if self.halfway is not None and self.mlp is not None:
+            for transition in self.halfway:
+                buffer = transition(buffer)
+            buffer = buffer.after_block(self.mlp(buffer.tokens))
+        if self.to_head is None:
+            return buffer
+        for transition in self.to_head:
+            buffer = transition(buffer)
+        tokens = buffer.tokens if self.grid is None else buffer.tokens.unflatten(1, self.grid)
+        return (tokens, *others) if isinstance(output, tuple) else tokens
+
+
+class OnGroups(nn.Module):
+    """A compressed block without its merging and reconstructing: groups in, groups out."""
+
+    def __init__(self, wrapper: PruneMerge) -> None:
+        super().__init__()
+        self.wrapper = wrapper
+
+    def forward(self, groups: Tensor, *positional: object, **arguments: object) -> Tensor:
+        return cast(Tensor, self.wrapper.block(groups, **self.wrapper.block_arguments(positional, arguments)))
+
+
+class PartWithTransition(nn.Module):
+    """A part of a host's block with a transition of its tokens before or after it."""
+
+    def __init__(self, part: nn.Module, before: Transition | None = None, after: Transition | None = None) -> None:
+        super().__init__()
+        self.part = part
+        self.before = before
+        self.after = after
+
+    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
+        if self.before is not None:
+            tokens = self.before(TokenBuffer(tokens)).tokens
+        tokens = self.part(tokens, *positional, **arguments)
+        return tokens if self.after is None else cast(TokenBuffer, self.after(TokenBuffer(tokens))).tokens

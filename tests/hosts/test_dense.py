@@ -21,7 +21,7 @@ from pmvit.loading import create_model, open_loader
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.bench.variants import in_place_plan, variant
 from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.stages import Stage
+from pmvit.runtime.transitions import Stage
 from scripts.sweep import difference, randomise, try_model
 from scripts.sweep_dense import create_dpt, create_features
 from scripts.sweep_models import candidates, reduced_hf

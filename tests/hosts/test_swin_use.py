@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 import pmvit
 from pmvit.cli import app
 from pmvit.compression import plan_of
+from pmvit.hosts import host_of
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
-from pmvit.runtime.bench.variants import variant, with_operations_in_place
+from pmvit.runtime.bench.variants import in_place_plan, variant
 from tests.helpers import tome
 from tests.swins import V1, compressed, difference, images, scored, small_swin
 
@@ -172,7 +173,9 @@ def test_the_contenders_of_a_benchmark_run() -> None:
             for target in ("eager", "graph"):
                 made = variant(name, small, cast("Any", target))
                 assert made(images(model)).isfinite().all(), (name, target)
-        assert difference(with_operations_in_place(small)(images(model)), model(images(model))) < 1e-5
+        grids = tuple(layout.grid for layout in host_of(model).layouts())
+        placed = pmvit.compress(model, in_place_plan(grids[0], len(grids), grids))
+        assert difference(placed(images(model)), model(images(model))) < 1e-5
 
 
 def test_the_command_line(pictures: Path, tmp_path: Path) -> None:

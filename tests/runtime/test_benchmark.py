@@ -14,7 +14,7 @@ from PIL import Image
 import pmvit
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.bench.run import overhead
-from pmvit.runtime.bench.variants import VARIANTS, variant, with_all_kept, with_operations_in_place
+from pmvit.runtime.bench.variants import VARIANTS, in_place_plan, variant
 from pmvit.runtime.blocks.graph import PartialBlock
 from tests.helpers import small_plan, small_vit
 
@@ -124,7 +124,7 @@ def test_only_the_optimised_have_other_blocks_than_the_library(small: Any) -> No
 
 
 def test_overhead_has_everything_in_place_and_changes_nothing(small: Any) -> None:
-    placed: Any = with_operations_in_place(small)
+    placed: Any = pmvit.compress(small_vit(), in_place_plan((6, 6), 3))
     images = torch.randn(2, 3, 96, 96)
     with torch.inference_mode():
         assert torch.allclose(placed(images), small_vit()(images), atol=1e-4)
@@ -132,7 +132,8 @@ def test_overhead_has_everything_in_place_and_changes_nothing(small: Any) -> Non
     rows = overhead(small, batch=2, rounds=3, threads=1).rows
     assert [row.variant for row in rows][:2] == ["original", "prune and merge"]
     assert len(rows) == 7
-    assert not any(isinstance(module, PruneMerge) for module in with_all_kept(small).modules())
+    kept = pmvit.compress(small_vit(), pmvit.Plan.keep_all((6, 6), 3))
+    assert not any(isinstance(module, PruneMerge) for module in kept.modules())
     assert all(row.failure is None for row in rows)
 
 
@@ -142,6 +143,7 @@ def test_wrong_input_is_said(small: Any) -> None:
         ({"runtimes": ["abacus"]}, "expected one of onnx"),
         ({"batches": []}, "batch sizes of 1 and more"),
         ({"images": torch.zeros(1, 3, 9, 9)}, "as the model takes them"),
+        ({"against": {"mine": small}, "batches": [1]}, "original model: there is no model of that name"),
     ):
         with pytest.raises(pmvit.PmvitError, match=message):
             pmvit.benchmark(small, **options)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.config import InferenceConfig
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.blocks import packed
 from pmvit.runtime.blocks.eager import FlatBlock
 from pmvit.runtime.blocks.graph import FewQueries, PartialBlock, SplitAttention
 from pmvit.runtime.chain import BlockMaps, chain, factor, identity, identity_maps, maps_of
 from pmvit.runtime.optimize import optimize_for_inference
-from pmvit.runtime.stages import Stage
-from pmvit.runtime.transitions import FORMS, Matmul, TokenBuffer, cheapest_form
+from pmvit.runtime.transitions import FORMS, Gather, Matmul, Segment, Stage, TokenBuffer, form_of
 from tests.helpers import small_plan, small_vit
 
 from timm.models.vision_transformer import LayerScale  # isort: skip  # after pmvit, which lets torchvision import
@@ -102,11 +102,12 @@ def test_every_host(host: str) -> None:
 
 
 def test_each_hand_over_has_the_form_that_costs_least() -> None:
+    eager, graph = InferenceConfig(target="eager"), InferenceConfig(target="graph")
     permutation = torch.eye(60)[torch.randperm(60)].to_sparse()
-    assert cheapest_form(permutation, in_eager=True) == "segment"
-    assert cheapest_form(permutation, in_eager=False) == "gather"
-    for in_eager in (True, False):
-        assert cheapest_form(torch.rand(60, 60).to_sparse(), in_eager) == "matmul"
+    assert form_of(permutation, eager) is Segment
+    assert form_of(permutation, graph) is Gather
+    for config in (eager, graph):
+        assert form_of(torch.rand(60, 60).to_sparse(), config) is Matmul
     model: Any = small_vit()
     small: Any = pmvit.compress(model, small_plan(model), learn="dense")
     nn.init.normal_(small.blocks[-1].merge_weights)
@@ -224,19 +225,20 @@ def test_maps_of_full_matrices_keep_what_tokens_keep(reconstruct: str) -> None:
 
 
 def test_a_token_that_is_never_read_again_is_dropped() -> None:
-    all_kept = identity_maps(4)
-    without_3 = BlockMaps(identity(4), identity(4), 3)  # token 3 is carried past
-    chained = chain([all_kept, without_3, without_3], torch.arange(1), skip_outputs=[True] * 3)
-    assert [block.num_outputs for block in chained.blocks] == [3, 3, 1]  # token 3 only lends its key to the first block
-    assert [len(block.transition[0]) for block in chained.blocks] == [4, 3, 3]
+    all_kept = identity_maps(4)._replace(skips_outputs=True)
+    without_3 = BlockMaps(identity(4), identity(4), 3, skips_outputs=True)  # token 3 is carried past
+    blocks, _ = chain([all_kept, without_3, without_3], 1, InferenceConfig())
+    assert [block.num_outputs for block in blocks] == [3, 3, 1]  # token 3 only lends its key to the first block
+    assert [len(block.transition[0]) for block in blocks] == [4, 3, 3]
 
 
 @pytest.mark.parametrize(("count", "num_outputs"), [(99, 100), (97, 97)])
 def test_all_are_computed_where_nearly_all_are_read(count: int, num_outputs: int) -> None:
     some = torch.arange(count)
-    last = BlockMaps(identity(100).index_select(0, some), identity(100).index_select(1, some), count)
-    blocks = chain([identity_maps(100), last], torch.arange(1), skip_outputs=[True] * 2).blocks
-    assert [(block.num_tokens, block.num_outputs) for block in blocks] == [(100, num_outputs), (count, 1)]
+    first = identity_maps(100)._replace(skips_outputs=True)
+    last = BlockMaps(identity(100).index_select(0, some), identity(100).index_select(1, some), count, True)
+    blocks, _ = chain([first, last], 1, InferenceConfig())
+    assert [(len(block.order), block.num_outputs) for block in blocks] == [(100, num_outputs), (count, 1)]
     assert blocks[1].transition[0].to_dense().equal(torch.eye(num_outputs, dtype=torch.float64)[:count])
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.config import InferenceConfig
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
 from pmvit.merged_mlp import MergedNorm
@@ -121,14 +122,15 @@ def test_an_mlp_gets_no_token_that_it_need_not_compute() -> None:
     leave = torch.cat([(pairs > 0).double().T, differences.T / 2], dim=1)
     mlp = BlockMaps(torch.cat([pairs, differences]).to_sparse(), leave.to_sparse(), 2)
     first_two = torch.eye(4, dtype=torch.float64)[:2]
-    maps = [*halves_of(identity_maps(4), mlp), BlockMaps(first_two.to_sparse(), first_two.T.to_sparse(), 2)]
-    chained = chain(maps, torch.arange(1), skip_outputs=[True] * 3, is_mlp=[False, True, False])
-    attention, once, last = chained.blocks
-    assert (attention.num_tokens, attention.num_outputs) == (4, 2)
-    assert (once.num_tokens, once.num_outputs) == (1, 1)  # the other pair is read by nobody
+    whole = identity_maps(4)._replace(skips_outputs=True)
+    maps = [*halves_of(whole, mlp), BlockMaps(first_two.to_sparse(), first_two.T.to_sparse(), 2, skips_outputs=True)]
+    assert [around.is_mlp for around in maps] == [False, True, False]
+    (attention, once, last), _ = chain(maps, 1, InferenceConfig())
+    assert (len(attention.order), attention.num_outputs) == (4, 2)
+    assert (len(once.order), once.num_outputs) == (1, 1)  # the other pair is read by nobody
     # The pair, and what parts it again.
     assert once.transition[0].to_dense().tolist() == [[0.5, 0.5], [1.0, -1.0]]
-    assert (last.num_tokens, last.num_outputs) == (2, 1)
+    assert (len(last.order), last.num_outputs) == (2, 1)
 
 
 @pytest.mark.parametrize("learn", ["group", "dense"])
@@ -196,12 +198,13 @@ def test_models_of_transformers(to: str, tmp_path: Path) -> None:
 
 
 def tokens_seen(model: Any) -> tuple[list[int], list[int]]:
-    """How many tokens enter each attention and each MLP of a model with timm's own blocks."""
+    """How many tokens enter each attention and each MLP of a model with timm's own blocks, or halves like them."""
     attention: list[int] = []
     mlp: list[int] = []
     for name, module in model.named_modules():
-        for endings, counts in (((".attn", ".attention"), attention), ((".fc1", ".expand"), mlp)):
-            if name.endswith(endings):
+        attends = name.endswith(".attn") or isinstance(module, AttentionHalf)
+        for is_there, counts in ((attends, attention), (name.endswith((".fc1", ".expand")), mlp)):
+            if is_there:
                 module.register_forward_pre_hook(lambda _, given, counts=counts: counts.append(given[0].shape[1]))
     with torch.inference_mode():
         model(images(1))

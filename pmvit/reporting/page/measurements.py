@@ -25,8 +25,7 @@ from pmvit.measuring.flops import flops
 from pmvit.reporting.class_names import class_names, name_of
 from pmvit.reporting.images import InputImages, likeliest, page_picture, readable
 from pmvit.reporting.saved_model import SavedModel
-from pmvit.runtime.bench.run import Makers, ready
-from pmvit.runtime.bench.run import measure as measure_speed
+from pmvit.runtime.bench.run import Maker, benchmark
 from pmvit.runtime.bench.variants import variant
 
 FORMAT, VERSION = "pmvit-report", 1
@@ -116,8 +115,8 @@ def _speed(saved: SavedModel, progress: bool) -> dict[str, Any]:
     """Original and compressed model take turns; one that a plan compressed runs after the deployment passes, too."""
     models = {"original": saved.reference.model, "compressed": saved.model}
     copies = {name: copy.deepcopy(model).to("cpu", torch.float32) for name, model in models.items()}
-    makers: Makers = {name: partial(ready, model) for name, model in copies.items()}
+    makers: dict[str, nn.Module | Maker] = {**copies}
     if saved.plan is not None:
         makers["optimized"] = partial(variant, "optimized", copies["compressed"])
     batches = BATCHES if flops(saved.reference.model).gflops < LARGE_GFLOPS else BATCHES[:1]
-    return asdict(measure_speed(saved.model, makers, batches=batches, rounds=ROUNDS, progress=progress))
+    return asdict(benchmark(saved.model, against=makers, batches=batches, rounds=ROUNDS, progress=progress))

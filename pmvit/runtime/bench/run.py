@@ -1,10 +1,11 @@
 """A benchmark that cannot flatter itself: all variants take turns on the same images in one run."""
 
 import copy
+import math
 import platform
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,28 +25,28 @@ from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring.flops import flops
 from pmvit.methods import Evit, Tome
+from pmvit.planning import Plan
 from pmvit.progress import track
-from pmvit.runtime.bench.memory import Openable, peak_memory
+from pmvit.runtime.bench.memory import peak_memory
 from pmvit.runtime.bench.table import Benchmark, BenchmarkRow
 from pmvit.runtime.bench.timing import interleave, run_to_end, speedup
-from pmvit.runtime.bench.variants import VARIANTS, original, variant, with_all_kept, with_operations_in_place
-from pmvit.runtime.export.quantize import QUANTIZERS
-from pmvit.runtime.export.run import built_in_images
-from pmvit.runtime.export.targets import RUNTIMES, Run, inferring, quietly, runtime_called
+from pmvit.runtime.bench.variants import VARIANTS, in_place_plan, original, variant
+from pmvit.runtime.export.run import prepared_images
+from pmvit.runtime.export.targets import QUANTIZING, RUNTIMES, Run, first_line, inferring, quietly, runtime_called
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.saving.models import save
 
 PYTORCH = ("eager", "compile")
 INT8 = "-int8"  # behind the name of a variant: quantised
 ALIASES = {"onnxruntime": "onnx"}
-Makers = dict[str, Callable[[Target], nn.Module]]
-DEFAULT = ("original", "compressed", "optimized", "bound")
+Maker = Callable[[Target], nn.Module]
+Makers = Mapping[str, nn.Module | Maker]
 
 
 def benchmark(
     model: nn.Module,
     *,
-    against: Sequence[str] = DEFAULT,
+    against: Sequence[str] | Makers = ("original", "compressed", "optimized", "bound"),
     runtimes: Sequence[str] = ("eager",),
     batches: Sequence[int] = (1, 16),
     rounds: int = 20,
@@ -65,14 +66,14 @@ def benchmark(
         model: What `compress` or `load` returned.
         against: Variants: original, original-optimized, compressed (without the passes), optimized (with them), bound
             (the equal-token bound), direct, tome; with `-int8` behind them quantised (onnxruntime, openvino). The
-            original is always among them.
-        runtimes: eager, compile, onnxruntime, openvino, torch-export, aot-inductor, torchscript, executorch,
-            litert.
+            original is always among them. Or any models on the device that take the same images, by name, one of them
+            called original, or what makes them for a target of `InferenceConfig`.
+        runtimes: eager, compile, onnxruntime, openvino, torch-export, aot-inductor, torchscript, executorch, litert.
         batches: Batch sizes.
         rounds: How often each variant takes its turn.
         threads: CPU threads of every runtime.
         images: Prepared images to run on, and to calibrate on; built-in pictures if left out.
-        memory: Measure peak memory too, each variant in a process of its own; on the CPU alone.
+        memory: Measure peak memory of variants too, each in a process of its own; on the CPU alone.
         original: Where the original is: a model, or a name or path as `create_model` takes it.
         device: Where eager and compile run; other runtimes have the CPU alone.
         progress: Show a bar.
@@ -80,40 +81,52 @@ def benchmark(
     Raises:
         PmvitError: If the model is not compressed, or a variant, runtime or package is not there.
     """
-    if plan_of(model) is None:
-        raise PmvitError("expected a model that a plan compressed to benchmark; this one is not compressed by a plan")
     if not batches or min(batches) < 1 or rounds < 2:
         raise PmvitError(f"expected batch sizes of 1 and more and rounds of 2 and more; got {batches} and {rounds}")
-    names = list(dict.fromkeys(["original", *against]))
-    for name in names:
-        if name.removesuffix(INT8) not in VARIANTS:
-            raise PmvitError(f"expected variants among {', '.join(VARIANTS)}, with {INT8} or without; got {name!r}")
     runtimes = known_runtimes(runtimes)
     on_cpu = [name for name in runtimes if name not in PYTORCH]
-    if on_cpu and torch.device(device).type != "cpu":
+    is_cpu = torch.device(device).type == "cpu"
+    if on_cpu and not is_cpu:
         raise PmvitError(
             f"device: expected cpu for {', '.join(on_cpu)}, which run there (ONNX Runtime by its CPU provider); got "
             f"{device}, where {' and '.join(PYTORCH)} run"
         )
-    baseline = reference_for(model, original)
-    model, whole = (copy.deepcopy(each).to(device, torch.float32) for each in (model, baseline.model))
-    makers: Makers = {
-        name: partial(variant, name.removesuffix(INT8), whole if name.startswith("original") else model)
-        for name in names
-    }
-    result = measure(
-        model,
-        makers,
-        runtimes=runtimes,
-        batches=batches,
-        rounds=rounds,
-        threads=threads,
-        images=images,
-        memory=memory and torch.device(device).type == "cpu",
-        device=device,
-        progress=progress,
-    )
-    return Benchmark(result.rows, {**result.environment, "original": baseline.title})
+    said = {}
+    if not isinstance(against, Mapping):
+        if plan_of(model) is None:
+            raise PmvitError("expected a model that a plan compressed to benchmark; this one is not compressed by one")
+        names = dict.fromkeys(["original", *against])
+        unknown = [name for name in names if name.removesuffix(INT8) not in VARIANTS]
+        if unknown:
+            known = ", ".join(VARIANTS)
+            raise PmvitError(f"expected variants among {known}, with {INT8} or without; got {unknown[0]!r}")
+        baseline = reference_for(model, original)
+        said = {"original": baseline.title}
+        model, whole = (copy.deepcopy(each).to(device, torch.float32) for each in (model, baseline.model))
+        against = {
+            name: partial(variant, name.removesuffix(INT8), whole if name.startswith("original") else model)
+            for name in names
+        }
+    shown = prepared_images(model, images, max(*batches, 32) if images is None else len(images)).to(device)
+    before = torch.get_num_threads()
+    threads = threads or before
+    rows: list[BenchmarkRow] = []
+    keeps = keep_freed_memory()
+    torch.set_num_threads(threads)
+    try:
+        settings = [(runtime, batch) for runtime in runtimes for batch in batches]
+        for runtime, batch in track(settings, "benchmark", len(settings), show=progress):
+            some = shown.repeat(-(-batch // len(shown)), 1, 1, 1)
+            some = some[: len(some) // batch * batch].contiguous()  # the first batch is timed, all serve to calibrate
+            with tempfile.TemporaryDirectory() as folder:
+                saved = Path(folder) / "model" if memory and is_cpu else None
+                if saved is not None:
+                    save(model, saved)
+                rows += _take_turns(against, runtime, some.split(batch), rounds, threads, Path(folder), saved)
+    finally:
+        torch.set_num_threads(before)
+    where = {"freed memory": "kept" if keeps else "given back"} if is_cpu else {"device": str(device)}
+    return Benchmark(rows, {**_environment(runtimes, threads, rounds), **where, **said})
 
 
 def known_runtimes(names: Sequence[str]) -> list[str]:
@@ -137,77 +150,24 @@ def overhead(
 
     They run on all tokens in another order; a plan that keeps all as they are is found to have nothing to do.
     """
-    model = copy.deepcopy(model).to(device, torch.float32)
-    placed = with_operations_in_place(model)
-    whole = original(model, "eager")
+    whole = original(model).to(device, torch.float32)
+    grids = tuple(layout.grid for layout in host_of(whole).layouts())
+    placed = compress(whole, in_place_plan(grids[0], len(grids), grids))
     models = {
         "original": whole,
         "prune and merge": placed,
-        "prune and merge, all kept": with_all_kept(whole),
+        "prune and merge, all kept": compress(whole, Plan.keep_all(grids[0], len(grids), grids=grids)),
         "prune and merge, optimized": optimize_for_inference(placed),
         "direct": variant("direct", placed, "eager"),
     }
     with suppress(PmvitError):  # these are not for every host
         models["tome, matching but not merging"] = compress(whole, Tome(0, always_match=True))
-        patches = host_of(model).layouts()[0].num_patches
-        models["evit, fusing one token a stage"] = compress(whole, Evit(keep=1 - 1 / patches))
-    makers: Makers = {name: partial(ready, model) for name, model in models.items()}
-    return measure(placed, makers, batches=[batch], rounds=rounds, threads=threads, device=device)
-
-
-def ready(model: nn.Module, _target: Target) -> nn.Module:
-    """A model that is the same for every target, in evaluation mode and without gradients."""
-    return model.eval().requires_grad_(False)
-
-
-def measure(
-    model: nn.Module,
-    makers: Makers,
-    *,
-    runtimes: Sequence[str] = ("eager",),
-    batches: Sequence[int] = (1, 16),
-    rounds: int = 20,
-    threads: int | None = None,
-    images: Tensor | None = None,
-    memory: bool = False,
-    device: str | torch.device = "cpu",
-    progress: bool = True,
-) -> Benchmark:
-    """Measure what makers make; one of them is called `original`, and `model` says what images they take."""
-    before = torch.get_num_threads()
-    threads = threads or before
-    size = host_of(model).input_size()
-    if images is not None and tuple(images.shape[1:]) != size:
-        raise PmvitError(f"expected images of shape {size}, as the model takes them; got {tuple(images.shape[1:])}")
-    shown = (images if images is not None else built_in_images(size, max(*batches, 32))).to(device)
-    rows: list[BenchmarkRow] = []
-    keeps = keep_freed_memory()
-    torch.set_num_threads(threads)
-    try:
-        settings = [(runtime, batch) for runtime in runtimes for batch in batches]
-        for runtime, batch in track(settings, "benchmark", len(settings), show=progress):
-            some = shown.repeat(-(-batch // len(shown)), 1, 1, 1)
-            some = some[: len(some) // batch * batch].contiguous()  # the first batch is timed, all serve to calibrate
-            with tempfile.TemporaryDirectory() as folder:
-                saved = Path(folder) / "model" if memory else None
-                if saved is not None:
-                    save(model, saved)
-                rows += _take_turns(makers, runtime, some.split(batch), rounds, threads, Path(folder), saved)
-    finally:
-        torch.set_num_threads(before)
-    is_cpu = torch.device(device).type == "cpu"
-    where = {"freed memory": "kept" if keeps else "given back"} if is_cpu else {"device": str(device)}
-    return Benchmark(rows, {**_environment(runtimes, threads, rounds), **where})
+        models["evit, fusing one token a stage"] = compress(whole, Evit(keep=1 - 1 / math.prod(grids[0])))
+    return benchmark(placed, against=models, batches=[batch], rounds=rounds, threads=threads, device=device)
 
 
 def _take_turns(
-    makers: Makers,
-    runtime: str,
-    batches: Sequence[Tensor],
-    rounds: int,
-    threads: int,
-    folder: Path,
-    saved: Path | None,
+    makers: Makers, runtime: str, batches: Sequence[Tensor], rounds: int, threads: int, folder: Path, saved: Path | None
 ) -> list[BenchmarkRow]:
     """All variants of one runtime at one batch size."""
     images = batches[0]
@@ -215,21 +175,21 @@ def _take_turns(
     failures: dict[str, str] = {}
     peaks: dict[str, float | None] = {}
     costs: dict[str, float] = {}
-    target = "eager" if runtime == "eager" else RUNTIMES[runtime].target if runtime in RUNTIMES else "graph"
     for number, (name, make) in enumerate(makers.items()):
         try:
-            costs[name] = flops(make(target)).gflops
+            costs[name] = flops(_made(make, runtime)).gflops
             calibration = batches if name.endswith(INT8) else ()
-            runs[name], file = _open(make, runtime, images, calibration, threads, folder / str(number))
+            made = as_module(_made(make, runtime))
+            runs[name], file = _open(made, runtime, images, calibration, threads, folder / str(number))
             run_to_end(runs[name], images)
             if saved is not None:
-                openable = Openable(runtime, file, saved, name.removesuffix(INT8))
-                peaks[name] = peak_memory(openable, tuple(images.shape), threads)
+                peaks[name] = peak_memory(name.removesuffix(INT8), saved, runtime, file, tuple(images.shape), threads)
         except Exception as error:  # a variant that a runtime cannot take is a result, not the end
             runs.pop(name, None)
             failures[name] = first_line(error)
     if "original" not in runs:
-        raise PmvitError(f"{runtime} does not run the original model: {failures['original']}")
+        reason = failures.get("original", "there is no model of that name")
+        raise PmvitError(f"{runtime} does not run the original model: {reason}")
     times = interleave({name: partial(run_to_end, run, images) for name, run in runs.items()}, rounds)
     rows = []
     for name in makers:
@@ -250,46 +210,35 @@ def _take_turns(
     return rows
 
 
-def first_line(error: Exception) -> str:
-    """What went wrong, on one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:120] if lines else ''}"
+def _made(make: nn.Module | Maker, runtime: str) -> nn.Module:
+    """A model for a runtime, in evaluation mode and without gradients."""
+    target: Target = "eager" if runtime == "eager" else RUNTIMES[runtime].target if runtime in RUNTIMES else "graph"
+    model = copy.deepcopy(make) if isinstance(make, nn.Module) else make(target)
+    return model.eval().requires_grad_(False)
 
 
 def _open(
-    make: Callable[[Target], nn.Module],
-    runtime: str,
-    images: Tensor,
-    calibration: Sequence[Tensor],
-    threads: int,
-    path: Path,
+    model: nn.Module, runtime: str, images: Tensor, calibration: Sequence[Tensor], threads: int, path: Path
 ) -> tuple[Run, Path | None]:
-    """A variant ready to run, quantised if there are images to calibrate on, and its file if it has one."""
-    if calibration and runtime not in QUANTIZERS:
-        raise PmvitError(f"eight bits are for {' and '.join(QUANTIZERS)}")
+    """A model ready to run, quantised if there are images to calibrate on, and its file if it has one."""
+    if calibration and runtime not in QUANTIZING:
+        raise PmvitError(f"eight bits are for {' and '.join(QUANTIZING)}")
     if runtime == "eager":
-        return inferring(as_module(make("eager"))), None
+        return inferring(model), None
     if runtime == "compile":
         with quietly():
-            run = inferring(torch.compile(as_module(make("graph")), fullgraph=True))
+            run = inferring(torch.compile(model, fullgraph=True))
             run(images)
         return run, None
-    target = RUNTIMES[runtime]
-    file = path.with_suffix(target.suffix)
-    target.write(as_module(make(target.target)), file, images, any_batch=False)
-    if calibration:
-        QUANTIZERS[runtime](file, list(calibration))
-    return target.open(file, threads), file
+    file = path.with_suffix(RUNTIMES[runtime].suffix)
+    return RUNTIMES[runtime].make(model, file, images, False, calibration, threads), file
 
 
 def _environment(runtimes: Sequence[str], threads: int, rounds: int) -> dict[str, Any]:
-    packages = {"onnx": "onnxruntime"}
     found = {"pmvit": version("pmvit"), "timm": version("timm"), "torch": torch.__version__.partition("+")[0]}
-    for name in runtimes:
-        try:
-            found[packages.get(name, name)] = version(packages.get(name, name))
-        except PackageNotFoundError:
-            continue
+    for name in ("onnxruntime" if name == "onnx" else name for name in runtimes):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
     return {**found, "CPU": _processor(), "threads": threads, "rounds": rounds}
 
 

@@ -13,32 +13,20 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#999999", "#cc79a7", "#56b4e9", "#d
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One variant in one runtime at one batch size.
-
-    Attributes:
-        gflops: Billions of multiply-accumulates of what runs, for one image.
-        throughput: Images a second, at the median.
-        p50: Seconds a batch, median.
-        p95: Seconds a batch, 95th percentile.
-        speedup: How many times faster than the original, in the same rounds.
-        of_bound: How many times faster than the equal-token bound, in the same rounds.
-        efficiency: Speed-up over FLOPs ratio: how much of what is not computed is time that is not spent.
-        memory: Peak memory in megabytes, over what the process had before; `None` if it was not measured.
-        failure: Why it did not run.
-    """
+    """One variant in one runtime at one batch size."""
 
     variant: str
     runtime: str
     batch: int
-    gflops: float | None
-    throughput: float | None = None
-    p50: float | None = None
-    p95: float | None = None
-    speedup: Estimate | None = None
-    of_bound: Estimate | None = None
-    efficiency: float | None = None
-    memory: float | None = None
-    failure: str | None = None
+    gflops: float | None  # billions of multiply-accumulates of what runs, for one image
+    throughput: float | None = None  # images a second, at the median
+    p50: float | None = None  # seconds a batch, median
+    p95: float | None = None  # seconds a batch, 95th percentile
+    speedup: Estimate | None = None  # how many times faster than the original, in the same rounds
+    of_bound: Estimate | None = None  # how many times faster than the equal-token bound, in the same rounds
+    efficiency: float | None = None  # speed-up over FLOPs ratio: how much of what is not computed is time not spent
+    memory: float | None = None  # peak in megabytes, over what the process had before; `None` if it was not measured
+    failure: str | None = None  # why it did not run
 
 
 @dataclass(frozen=True)
@@ -57,46 +45,34 @@ class Benchmark(Results):
 
     def cells(self) -> list[list[str]]:
         """The rows as text; a variant that did not run says why in place of its speed-up."""
-        return [
-            [
-                row.runtime,
-                str(row.batch),
-                row.variant,
-                format_number(row.gflops, ".2f"),
-                format_number(row.throughput, ".1f"),
-                *(format_number(None if seconds is None else 1e3 * seconds, ".1f") for seconds in (row.p50, row.p95)),
-                str(row.speedup) if row.failure is None else f"does not run: {row.failure}",
-                str(row.of_bound or NOT_MEASURED),
-                format_number(row.efficiency, ".2f"),
-                format_number(row.memory, ".0f"),
-            ]
-            for row in self.rows
-        ]
+        table = []
+        for row in self.rows:
+            times = [None if seconds is None else 1e3 * seconds for seconds in (row.p50, row.p95)]
+            speedup = str(row.speedup) if row.failure is None else f"does not run: {row.failure}"
+            cells = [row.runtime, str(row.batch), row.variant, format_number(row.gflops, ".2f")]
+            cells += [format_number(value, ".1f") for value in (row.throughput, *times)]
+            cells += [speedup, str(row.of_bound or NOT_MEASURED), format_number(row.efficiency, ".2f")]
+            table.append([*cells, format_number(row.memory, ".0f")])
+        return table
 
     def draw(self, path: Path) -> None:
         """Speed-ups as bars with their intervals, one panel a runtime."""
+        import numpy as np
         from matplotlib.figure import Figure
 
         runtimes = list(dict.fromkeys(row.runtime for row in self.rows))
-        names = [name for name in dict.fromkeys(row.variant for row in self.rows) if name != "original"]
+        names = list(dict.fromkeys(row.variant for row in self.rows if row.variant != "original"))
         batches = sorted({row.batch for row in self.rows})
         figure = Figure(figsize=(2 + 3.4 * len(runtimes), 4.2), layout="constrained")
         axes = figure.subplots(1, len(runtimes), sharey=True, squeeze=False)[0]
         width = 0.8 / max(1, len(names))
         for axis, runtime in zip(axes, runtimes, strict=True):
             for index, name in enumerate(names):
-                found = [
-                    (batches.index(row.batch) + (index - (len(names) - 1) / 2) * width, row.speedup)
-                    for row in self.rows
-                    if (row.runtime, row.variant) == (runtime, name) and row.speedup is not None
-                ]
-                heights = [ratio.value for _, ratio in found]
-                ends = [
-                    [ratio.value - ratio.low for _, ratio in found],
-                    [ratio.high - ratio.value for _, ratio in found],
-                ]
-                style = {"yerr": ends, "capsize": 2, "label": name, "color": COLOURS[index % len(COLOURS)]}
-                axis.bar([at for at, _ in found], heights, width * 0.92, **style)
+                rows = [row for row in self.rows if (row.runtime, row.variant) == (runtime, name) and row.speedup]
+                places = [batches.index(row.batch) + (index - (len(names) - 1) / 2) * width for row in rows]
+                value, low, high = np.array([row.speedup for row in rows]).reshape(-1, 3).T
+                style = {"capsize": 2, "label": name, "color": COLOURS[index % len(COLOURS)]}
+                axis.bar(places, value, width * 0.92, yerr=[value - low, high - value], **style)
             axis.axhline(1.0, color="black", linewidth=0.8)
             axis.set(title=runtime, xticks=range(len(batches)), xticklabels=[f"batch {batch}" for batch in batches])
             axis.spines[["top", "right"]].set_visible(False)

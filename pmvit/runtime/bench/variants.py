@@ -5,47 +5,35 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.compression import compress, compression_of, decompress
 from pmvit.config.inference import Target
-from pmvit.errors import PmvitError
 from pmvit.hosts import Host, TokenLayout, host_of
 from pmvit.measuring.flops import flops
 from pmvit.merged_mlp import mlp_matrices_of, unwrapped
 from pmvit.methods import Tome
 from pmvit.methods.budget import nearest
 from pmvit.planning import LayerPlan, Plan
-from pmvit.prune_merge import PruneMerge
+from pmvit.prune_merge import PruneMerge, TokenMatrices
 from pmvit.runtime.blocks.arguments import Arguments, arguments_of
 from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
-from pmvit.runtime.optimize import in_windows, optimize_for_inference
-from pmvit.runtime.stages import OnGroups
+from pmvit.runtime.optimize import in_windows, layouts_of, optimize_for_inference
+from pmvit.runtime.transitions import OnGroups
 
 Carried = Tensor | tuple[Tensor, Tensor]  # tokens; between blocks, with those that the first block was given
 NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
 
 
-def original(model: nn.Module, target: Target) -> nn.Module:
+def original(model: nn.Module) -> nn.Module:
     """The same weights, uncompressed: the model as its library has it."""
     model = copy.deepcopy(model)
     return decompress(model) if compression_of(model) is not None else model
 
 
-def original_optimized(model: nn.Module, target: Target) -> nn.Module:
-    """The same weights, uncompressed, after the passes."""
-    return optimize_for_inference(original(model, "eager"), target=target)
-
-
 def compressed(model: nn.Module, target: Target) -> nn.Module:
     """The compressed model without the passes; for graphs in a form that they can hold."""
     return copy.deepcopy(model) if target == "eager" else optimize_for_inference(model, target=target, **NO_PASSES)
-
-
-def optimized(model: nn.Module, target: Target) -> nn.Module:
-    """The compressed model after the passes."""
-    return optimize_for_inference(model, target=target)
 
 
 def bound(model: nn.Module, target: Target) -> nn.Module:
@@ -59,24 +47,22 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
         if isinstance(module, PruneMerge):
             module.log_sizes = None  # no group has more than one member
     host = host_of(model)
-    runs, layouts, arguments = host.reading().spans, _layouts(host), arguments_of(host)
-    # What lies between two runs, or labels pixels, needs all tokens: those that were sliced away come back.
-    is_whole = len(runs) > 1 or host.outputs().pixel_classes is not None
-    for names in runs:
-        for name in names:
-            whole = model.get_submodule(name)
-            inside = whole.block if isinstance(whole, PruneMerge) else whole
-            parts = host.plain_parts(inside, arguments[name].at_centres)
-            matrices = mlp_matrices_of(inside, host.part_names(inside).mlp)
-            block, tokens = _inside(host, name, layouts[name], arguments[name])
-            if parts is not None and (matrices is not None or target != "eager"):  # graphs bring masks of all tokens
-                count = tokens.numel() if matrices is None else matrices.num_prefix + matrices.num_groups
-                block = _SlicedBetween(AttentionHalf(parts), MlpHalf(parts), count)
-            else:
-                _rewire_mlp(host, whole, first=True)
-            sliced = _Sliced(block, tokens.numel(), name == names[-1], is_whole)
-            host.answer_like(sliced, block)
-            model.set_submodule(name, sliced)
+    spans, layouts, arguments = host.reading().spans, layouts_of(host), arguments_of(host)
+    # What lies between two spans, or labels pixels, needs all tokens: those that were sliced away come back.
+    is_whole = len(spans) > 1 or host.outputs().pixel_classes is not None
+    for name in (name for names in spans for name in names):
+        block, inside, tokens, matrices = _opened(host, name, layouts[name], arguments[name])
+        parts = host.plain_parts(inside, arguments[name].at_centres)
+        count = tokens.numel() if matrices is None else matrices.merge_offsets.numel()
+        mlp = None
+        if parts is not None and (matrices is not None or target != "eager"):  # graphs bring masks of all tokens
+            block, mlp = AttentionHalf(parts), MlpHalf(parts)
+        elif matrices is not None:
+            _run_mlp_on(torch.arange(count).to(tokens), host, inside, matrices)
+        is_last = any(name == names[-1] for names in spans)
+        sliced = _Sliced(block, tokens.numel(), mlp, count, is_last, is_whole)
+        host.answer_like(sliced, block)
+        model.set_submodule(name, sliced)
     return model
 
 
@@ -88,99 +74,60 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
     model = copy.deepcopy(model)
     host = host_of(model)
     arguments = arguments_of(host)
-    for name, layout in _layouts(host).items():
-        block, tokens = _inside(host, name, layout, arguments[name])
-        _rewire_mlp(host, model.get_submodule(name), first=False)
+    for name, layout in layouts_of(host).items():
+        block, inside, tokens, matrices = _opened(host, name, layout, arguments[name])
+        if matrices is not None:
+            _run_mlp_on(matrices.merge_columns[matrices.merge_offsets], host, inside, matrices)
         taken = _TakenOut(block, tokens)
         host.answer_like(taken, block)
         model.set_submodule(name, taken)
     return model
 
 
-def _layouts(host: Host) -> dict[str, TokenLayout]:
-    return dict(zip(host.block_names(), host.layouts(), strict=True))
-
-
-def _inside(host: Host, name: str, layout: TokenLayout, arguments: Arguments) -> tuple[nn.Module, Tensor]:
-    """What a compressed block runs inside, on as many tokens as it has groups, and which tokens those are."""
+def _opened(
+    host: Host, name: str, layout: TokenLayout, arguments: Arguments
+) -> tuple[nn.Module, nn.Module, Tensor, TokenMatrices | None]:
+    """What runs inside a compressed block on as many tokens as it has groups, the host's block in it, which tokens
+    those are, and M and R around its MLP, if there are.
+    """
     block = in_windows(host.model.get_submodule(name), host, layout)
-    tokens = torch.arange(layout.num_tokens)
+    inside, tokens = block, torch.arange(layout.num_tokens, device=next(host.model.parameters()).device)
     if isinstance(block, PruneMerge):
-        tokens = block.centres
-        block = OnGroups(block) if arguments.given else block.block  # what it is given is for all tokens
-    return block, tokens
+        inside, tokens = block.block, block.centres
+        block = OnGroups(block) if arguments.given else inside  # what it is given is for all tokens
+    return block, inside, tokens, mlp_matrices_of(inside, host.part_names(inside).mlp)
 
 
-def _rewire_mlp(host: Host, block: nn.Module, *, first: bool) -> None:
-    """Let an MLP with groups of its own, and the norm before it, run on the first tokens or on one of each group."""
-    inside = block.block if isinstance(block, PruneMerge) else block
-    parts = host.part_names(inside).mlp
-    matrices = mlp_matrices_of(inside, parts)
-    if parts is None or matrices is None:
-        return
-    chosen = matrices.merge_columns[matrices.merge_offsets]
+def _run_mlp_on(chosen: Tensor, host: Host, block: nn.Module, matrices: TokenMatrices) -> None:
+    """Let the MLP of a block, and the norm before it, run on the chosen tokens, with no update for the others."""
     num_tokens = matrices.num_prefix + matrices.num_patches
-    for name, kind in zip(parts, (_NormOfSome, _MlpOfSome), strict=True):
-        inside.set_submodule(name, kind(unwrapped(inside.get_submodule(name)), chosen, num_tokens, first))
 
+    def choose(_: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+        return given[0].index_select(1, chosen)
 
-class _OnSome(nn.Module):
-    """A part of a block that runs on as many of its tokens as its MLP has groups."""
+    def spread(_: nn.Module, __: tuple[Tensor, ...], update: Tensor) -> Tensor:
+        return update.new_zeros(update.shape[0], num_tokens, update.shape[2]).index_copy(1, chosen, update)
 
-    chosen: Tensor
-
-    def __init__(self, part: nn.Module, chosen: Tensor, num_tokens: int, first: bool) -> None:
-        super().__init__()
-        self.part = part
-        self.num_others = num_tokens - chosen.numel()
-        self.first = first
-        self.register_buffer("chosen", chosen, persistent=False)
-
-
-class _NormOfSome(_OnSome):
-    """The first tokens, or the chosen ones, normalised."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        some = tokens[:, : self.chosen.numel()] if self.first else tokens.index_select(1, self.chosen)
-        normed: Tensor = self.part(some)
-        return normed
-
-
-class _MlpOfSome(_OnSome):
-    """An MLP on them, its updates put where they belong, with none for the other tokens."""
-
-    def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
-        update: Tensor = self.part(tokens, *positional, **arguments)
-        if self.first:
-            return F.pad(update, (0, 0, 0, self.num_others))
-        nothing = update.new_zeros(update.shape[0], update.shape[1] + self.num_others, update.shape[2])
-        return nothing.index_copy(1, self.chosen, update)
-
-
-class _SlicedBetween(nn.Module):
-    """A block of whose tokens the first ones go on to its MLP, and the others nowhere."""
-
-    def __init__(self, attention: nn.Module, mlp: nn.Module, count: int) -> None:
-        super().__init__()
-        self.attention = attention
-        self.mlp = mlp
-        self.count = count
-
-    def forward(self, tokens: Tensor, *_: object, **__: object) -> Tensor:
-        attended: Tensor = self.attention(tokens)
-        result: Tensor = self.mlp(attended[:, : self.count])
-        return result
+    names: Any = host.part_names(block).mlp
+    norm, mlp = (unwrapped(block.get_submodule(name)) for name in names)
+    norm.register_forward_pre_hook(choose)
+    mlp.register_forward_hook(spread)
+    for name, part in zip(names, (norm, mlp), strict=True):
+        block.set_submodule(name, part)
 
 
 class _Sliced(nn.Module):
-    """A block on the first tokens of what comes; what is missing to its number are tokens of the model's input."""
+    """A block, or its attention, on the first tokens of what comes; what is missing to its number are tokens of the
+    model's input. An MLP apart runs on the first of these. The last block returns tokens alone, all if they are read.
+    """
 
-    def __init__(self, block: nn.Module, count: int, is_last: bool, is_whole: bool = False) -> None:
+    def __init__(
+        self, block: nn.Module, count: int, mlp: nn.Module | None, mlp_count: int, is_last: bool, is_whole: bool
+    ) -> None:
         super().__init__()
-        self.block = block
-        self.count = count
-        self.is_last = is_last
-        self.is_whole = is_whole
+        self.block, self.count = block, count
+        self.mlp, self.mlp_count = mlp, mlp_count
+        self.is_last, self.is_whole = is_last, is_whole
 
     def forward(self, carried: Carried, *positional: object, **arguments: object) -> Carried:
         tokens, given = carried if isinstance(carried, tuple) else (carried.flatten(1, -2), carried)
@@ -190,6 +137,8 @@ class _Sliced(nn.Module):
         elif tokens.shape[1] < self.count:
             tokens = torch.cat([tokens, everything[:, tokens.shape[1] : self.count]], dim=1)
         tokens = self.block(tokens, *positional, **arguments)
+        if self.mlp is not None:
+            tokens = self.mlp(tokens[:, : self.mlp_count])
         if not self.is_last:
             return tokens, given
         if self.is_whole:
@@ -213,29 +162,26 @@ class _TakenOut(nn.Module):
         return everything.index_copy(1, self.tokens, taken).view(tokens.shape)
 
 
-def tome_as_costly(model: nn.Module, target: Target) -> nn.Module:
+def tome_as_costly(model: nn.Module) -> nn.Module:
     """ToMe with the tokens a block that come nearest to the FLOPs of the compressed model."""
-    whole = original(model, "eager")
+    whole = original(model)
     return compress(whole, nearest(whole, Tome, flops(model).gflops)[0])
 
 
 VARIANTS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {
-    "original": original,
-    "original-optimized": original_optimized,
+    "original": lambda model, _: original(model),
+    "original-optimized": lambda model, target: optimize_for_inference(original(model), target=target),
     "compressed": compressed,
-    "optimized": optimized,
+    "optimized": lambda model, target: optimize_for_inference(model, target=target),
     "bound": bound,
     "direct": direct,
-    "tome": tome_as_costly,
+    "tome": lambda model, _: tome_as_costly(model),
 }
 
 
 def variant(name: str, model: nn.Module, target: Target) -> nn.Module:
     """Make a variant of a compressed model, in evaluation mode and without gradients."""
-    if name not in VARIANTS:
-        raise PmvitError(f"expected variants among {', '.join(VARIANTS)}; got {name!r}")
-    result: nn.Module = VARIANTS[name](model, target)
-    return result.eval().requires_grad_(False)
+    return VARIANTS[name](model, target).eval().requires_grad_(False)
 
 
 def in_place_plan(grid: tuple[int, int], depth: int, grids: tuple[tuple[int, int], ...] = ()) -> Plan:
@@ -246,19 +192,3 @@ def in_place_plan(grid: tuple[int, int], depth: int, grids: tuple[tuple[int, int
         centres = torch.randperm(count, generator=torch.Generator().manual_seed(layer))
         layers[layer] = LayerPlan(tuple(torch.argsort(centres).tolist()), tuple(centres.tolist()), (1.0,) * count)
     return Plan(grid, depth, layers, grids=grids)
-
-
-def with_operations_in_place(model: nn.Module) -> nn.Module:
-    """A model with all operations of Prune and Merge in place and nothing compressed (the paper's Table IV)."""
-    grids = _grids(model)
-    return compress(original(model, "eager"), in_place_plan(grids[0], len(grids), grids))
-
-
-def with_all_kept(model: nn.Module) -> nn.Module:
-    """A model compressed by a plan that keeps every token where it is."""
-    grids = _grids(model)
-    return compress(original(model, "eager"), Plan.keep_all(grids[0], len(grids), grids=grids))
-
-
-def _grids(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    return tuple(layout.grid for layout in host_of(model).layouts())

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from pmvit.config.inference import Target
 from pmvit.hosts.parts import PlainParts
 from pmvit.runtime.blocks.arguments import TokensAlone
-from pmvit.runtime.blocks.eager import FlatAttention, FlatBlock, FlatMlp, attention_is_usual, mlp_is_usual
-from pmvit.runtime.blocks.fold import in_order
+from pmvit.runtime.blocks.eager import FlatAttention, FlatBlock, FlatMlp
+from pmvit.runtime.blocks.fold import in_order, norms_heads
 from pmvit.runtime.blocks.graph import PartialAttention, PartialBlock, PartialMlp
 
 Half = Literal["attention", "mlp"]  # of a block, each with what normalises before it and the addition after it
@@ -39,12 +39,14 @@ def inference_block(
         given: What the host gives it beside the tokens, all of which the parts hold already (see `Arguments`).
     """
     num_tokens = len(order)
-    is_flat = target == "eager" and num_outputs == num_tokens
+    attends = isinstance(parts.norm1, nn.LayerNorm) and not norms_heads(parts) and parts.attention_norm is None
+    is_usual = (half == "mlp" or attends) and (half == "attention" or isinstance(parts.norm2, nn.LayerNorm))
+    is_flat = target == "eager" and num_outputs == num_tokens and is_usual
     if half == "mlp":
-        return FlatMlp(parts, num_tokens, inplace) if is_flat and mlp_is_usual(parts) else PartialMlp(parts, num_tokens)
+        return FlatMlp(parts, num_tokens, inplace) if is_flat else PartialMlp(parts, num_tokens)
     parts = in_order(parts, order)
     result: TokensAlone
-    if is_flat and attention_is_usual(parts) and (half == "attention" or mlp_is_usual(parts)):
+    if is_flat:
         result = (FlatBlock if half is None else FlatAttention)(parts, num_tokens, inplace)
     else:
         kind = PartialBlock if half is None else PartialAttention

@@ -1,20 +1,10 @@
 """The parts of a plain block with all that can be folded into the weights of another layer."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
+from pmvit.hosts.host import bias_at_centres
 from pmvit.hosts.parts import PlainMlp, PlainParts, Rotary, linear
-
-
-class Projections(NamedTuple):
-    """Query (with the scale of the scores), key and value layers, and the output layer."""
-
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
 
 
 def sum_of(bias: Tensor | None, image_bias: Tensor | None) -> Tensor | None:
@@ -38,13 +28,12 @@ def fused_qkv(parts: PlainParts) -> nn.Linear:
     """Query, key and value of all heads in one layer."""
     if len(parts.qkv) == 1:
         return parts.qkv[0]
-    weights = [layer.weight.detach() for layer in parts.qkv]
-    biases = [
-        weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()
-        for layer, weight in zip(parts.qkv, weights, strict=True)
-    ]
-    has_bias = any(layer.bias is not None for layer in parts.qkv)
-    return linear(torch.cat(weights), torch.cat(biases) if has_bias else None)
+    weights, biases = ([getattr(layer, name) for layer in parts.qkv] for name in ("weight", "bias"))
+    if all(bias is None for bias in biases):
+        return linear(torch.cat(weights), None)
+    zeros = [weight.new_zeros(len(weight)) for weight in weights]
+    biases = [zero if bias is None else bias for zero, bias in zip(zeros, biases, strict=True)]
+    return linear(torch.cat(weights), torch.cat(biases))
 
 
 def output_layer(parts: PlainParts) -> nn.Linear:
@@ -55,30 +44,33 @@ def output_layer(parts: PlainParts) -> nn.Linear:
 def scaled_mlp(parts: PlainParts) -> nn.Module:
     """The MLP with its layer scale: a `PlainMlp` if it is one."""
     mlp, factors = parts.mlp, parts.layer_scale2
-    if factors is None:
-        return mlp
     if isinstance(mlp, PlainMlp):
         return PlainMlp(mlp.expand, mlp.activation, scaled(mlp.contract, factors))
-    return ScaledMlp(mlp, factors)
+    return multiplied(mlp, factors)
 
 
-class ScaledMlp(nn.Module):
-    """An MLP of any kind and a factor for each number it gives."""
+def multiplied(module: nn.Module, factors: Tensor | None) -> nn.Module:
+    """A module of any kind and a factor for each number it gives, if there are."""
+    return module if factors is None else Multiplied(module, factors)
+
+
+class Multiplied(nn.Module):
+    """What `multiplied` makes."""
 
     factors: Tensor
 
-    def __init__(self, mlp: nn.Module, factors: Tensor) -> None:
+    def __init__(self, module: nn.Module, factors: Tensor) -> None:
         super().__init__()
-        self.mlp = mlp
+        self.module = module
         self.register_buffer("factors", factors.detach(), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        result: Tensor = self.mlp(tokens) * self.factors
+        result: Tensor = self.module(tokens) * self.factors
         return result
 
 
-def split_projections(parts: PlainParts) -> Projections:
-    """The layers of attention for graphs, with less to compute.
+def split_projections(parts: PlainParts) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+    """The layers of query, key, value and output for graphs, with less to compute.
 
     The scale of the scores goes into the query's weights, unless queries are normalised. The bias of the keys adds the
     same to all scores of a query, which changes no softmax, and is left out, unless keys are normalised or turned. That
@@ -87,29 +79,23 @@ def split_projections(parts: PlainParts) -> Projections:
     """
     scale = 1.0 if norms_heads(parts) else parts.scale
     qkv, output = fused_qkv(parts), output_layer(parts)
-    weights = qkv.weight.detach().chunk(3)
-    biases = qkv.bias.detach().chunk(3) if qkv.bias is not None else (None, None, None)
-    keeps_key_bias = norms_heads(parts) or parts.rotary is not None
-    moves_value_bias = biases[2] is not None and parts.attention_norm is None
-    output_bias: Tensor | None = output.bias
-    if biases[2] is not None and moves_value_bias:
-        moved = output.weight.detach() @ biases[2]
-        output_bias = moved if output_bias is None else output_bias + moved
-    return Projections(
-        linear(weights[0] * scale, None if biases[0] is None else biases[0] * scale),
-        linear(weights[1], biases[1] if keeps_key_bias else None),
-        linear(weights[2], None if moves_value_bias else biases[2]),
-        linear(output.weight, output_bias),
-    )
+    query, key, value = qkv.weight.chunk(3)
+    biases: list[Tensor | None] = [None] * 3 if qkv.bias is None else [*qkv.bias.chunk(3)]
+    if biases[0] is not None:
+        biases[0] = biases[0] * scale
+    if not norms_heads(parts) and parts.rotary is None:
+        biases[1] = None
+    if biases[2] is not None and parts.attention_norm is None:
+        moved = output.weight @ biases[2]
+        output, biases[2] = linear(output.weight, moved if output.bias is None else output.bias + moved), None
+    return linear(query * scale, biases[0]), linear(key, biases[1]), linear(value, biases[2]), output
 
 
 def in_order(parts: PlainParts, order: Tensor) -> PlainParts:
     """The parts for the block's tokens in another order; what belongs to a token goes along."""
     bias, rotary = parts.bias, parts.rotary
     if bias is not None:
-        order = order.to(bias.device)
-        for dim in (-2, -1):
-            bias = bias if bias.shape[dim] == 1 else bias.index_select(dim, order)
+        bias = bias_at_centres(bias, order.to(bias.device))
     if rotary is not None:
         order = order.to(rotary.cos.device)
         rotary = rotary._replace(cos=rotary.cos.index_select(-2, order), sin=rotary.sin.index_select(-2, order))

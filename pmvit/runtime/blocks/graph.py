@@ -17,16 +17,15 @@ class PartialAttention(TokensAlone):
 
     def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, explicit: bool) -> None:
         super().__init__()
-        self.norm1 = parts.norm1
-        self.num_tokens = num_tokens
-        self.num_outputs = num_outputs
+        self.norm1, self.num_tokens, self.num_outputs = parts.norm1, num_tokens, num_outputs
+        self.attention: nn.Module
         if FewQueries.is_cheaper(parts, num_tokens, num_outputs):
-            self.attention: nn.Module = FewQueries(parts, num_tokens, num_outputs)
+            self.attention = FewQueries(parts, num_tokens, num_outputs)
         else:
             self.attention = SplitAttention(parts, num_tokens, num_outputs, explicit)
 
-    def attend(self, tokens: Tensor, image_bias: Tensor | None = None) -> Tensor:
-        """The outputs of all images as rows."""
+    def outputs(self, tokens: Tensor, image_bias: Tensor | None = None) -> Tensor:
+        """Those of all images, as rows."""
         width = tokens.shape[-1]
         rows = tokens.reshape(-1, width)
         normed = self.norm1(rows)
@@ -35,9 +34,9 @@ class PartialAttention(TokensAlone):
         attended: Tensor = rows + self.attention(normed, image_bias)
         return attended
 
-    def forward(self, tokens: Tensor, *positional: object, **named: object) -> Tensor:
+    def forward(self, tokens: Tensor, *positional: object, image_bias: Tensor | None = None, **named: object) -> Tensor:
         self.check(tokens, positional, named)
-        return self.attend(tokens).view(-1, self.num_outputs, tokens.shape[-1])
+        return self.outputs(tokens, image_bias).view(-1, self.num_outputs, tokens.shape[-1])
 
 
 class PartialMlp(nn.Module):
@@ -61,11 +60,10 @@ class PartialBlock(PartialAttention):
         super().__init__(parts, num_tokens, num_outputs, explicit)
         self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
 
-    def forward(self, tokens: Tensor, *positional: object, image_bias: Tensor | None = None, **named: object) -> Tensor:
-        self.check(tokens, positional, named)
-        rows = self.attend(tokens, image_bias)
+    def outputs(self, tokens: Tensor, image_bias: Tensor | None = None) -> Tensor:
+        rows = super().outputs(tokens, image_bias)
         outputs: Tensor = rows + self.mlp(self.norm2(rows))
-        return outputs.view(-1, self.num_outputs, tokens.shape[-1])
+        return outputs
 
 
 def _bias_of_outputs(parts: PlainParts, num_outputs: int) -> Tensor | None:
@@ -82,13 +80,10 @@ class SplitAttention(nn.Module):
 
     def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, explicit: bool) -> None:
         super().__init__()
-        self.num_tokens = num_tokens
-        self.num_outputs = num_outputs
-        self.heads = parts.heads
-        self.explicit = explicit
+        self.num_tokens, self.num_outputs, self.explicit = num_tokens, num_outputs, explicit
+        self.heads, self.attention_norm = parts.heads, parts.attention_norm
         self.query_norm, self.key_norm = parts.query_norm, parts.key_norm
         self.late_scale = parts.scale if norms_heads(parts) else None
-        self.attention_norm = parts.attention_norm
         self.query, self.key, self.value, self.output = split_projections(parts)
         counts, like = (num_outputs, num_tokens), parts.projection.weight
         self.turn_query, self.turn_key = (
@@ -138,8 +133,7 @@ class FewQueries(nn.Module):
 
     def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int) -> None:
         super().__init__()
-        self.num_tokens = num_tokens
-        self.num_outputs = num_outputs
+        self.num_tokens, self.num_outputs = num_tokens, num_outputs
         self.query, key, self.value, self.output = split_projections(parts)
         self.key = linear(key.weight.T, None)
         num_heads, size = parts.heads

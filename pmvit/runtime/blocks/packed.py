@@ -18,9 +18,6 @@ from pmvit.runtime.blocks.arguments import TokensAlone
 TRIED_ROWS = 256  # about as many as a block sees of an image or two
 TRIED_ROUNDS = 9
 
-LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-GeluFunction = Callable[[Tensor, Tensor, Tensor | None, str], Tensor]
-
 
 def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     """A linear layer and a GELU, exact (`none`) or with `tanh`."""
@@ -39,12 +36,8 @@ def _packed_linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None, appro
 
 def can_pack(weight: Tensor) -> bool:
     """Whether this PyTorch can lay out these weights."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    is_float_on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return is_float_on_cpu and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @lru_cache(maxsize=256)
@@ -53,10 +46,10 @@ def is_faster(shapes: tuple[tuple[int, int], ...], threads: int) -> bool:
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         rows = [torch.randn(TRIED_ROWS, width) for _, width in shapes]
         plain = [torch.randn(shape) for shape in shapes]
-        laid_out = [torch.ops.mkldnn._reorder_linear_weight(weight) for weight in plain]
-        seconds: dict[LinearFunction, list[float]] = {F.linear: [], _packed_linear: []}
+        packed = [torch.ops.mkldnn._reorder_linear_weight(weight) for weight in plain]
+        seconds: dict[Any, list[float]] = {F.linear: [], _packed_linear: []}
         for _ in range(TRIED_ROUNDS):
-            for function, weights in ((F.linear, plain), (_packed_linear, laid_out)):
+            for function, weights in ((F.linear, plain), (_packed_linear, packed)):
                 begun = perf_counter()
                 for table, weight in zip(rows, weights, strict=True):
                     function(table, weight, None)
@@ -72,11 +65,12 @@ class Packable(TokensAlone):
     """
 
     packable: tuple[str, ...] = ()
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    linear_gelu: Callable[[Tensor, Tensor, Tensor | None, str], Tensor]
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear: LinearFunction = F.linear
-        self.linear_gelu: GeluFunction = linear_gelu
+        self.linear, self.linear_gelu = F.linear, linear_gelu
 
     @property
     def is_packed(self) -> bool:
@@ -84,44 +78,22 @@ class Packable(TokensAlone):
 
     def pack(self, even_if_slower: bool) -> None:
         """Pack all packable weights if that can be done, and is tried out to be faster."""
-        weights: dict[str, Tensor] = {name: self._parameters[name] for name in self.packable}  # type: ignore[misc]
-        shapes = tuple((int(weight.shape[0]), int(weight.shape[1])) for weight in weights.values())
-        if not all(map(can_pack, weights.values())):
-            return
-        if not (even_if_slower or is_faster(shapes, torch.get_num_threads())):
+        weights = {name: self.get_parameter(name).detach() for name in self.packable}
+        shapes = tuple((weight.shape[0], weight.shape[1]) for weight in weights.values())
+        can_all = all(map(can_pack, weights.values()))
+        if not can_all or not (even_if_slower or is_faster(shapes, torch.get_num_threads())):
             return
         for name, weight in weights.items():
             delattr(self, name)
-            setattr(self, name, torch.ops.mkldnn._reorder_linear_weight(weight.detach()))
+            setattr(self, name, torch.ops.mkldnn._reorder_linear_weight(weight))
         self.linear, self.linear_gelu = _packed_linear, _packed_linear_gelu
 
-    def _dense(self) -> dict[str, nn.Parameter]:
-        return {
-            name: nn.Parameter(self.__dict__[name].to_dense(), requires_grad=False)
-            for name in self.packable
-            if name in self.__dict__
-        }
-
-    def unpack(self) -> None:
-        """Make all weights dense."""
-        for name, weight in self._dense().items():
-            delattr(self, name)
-            self.register_parameter(name, weight)
-        self.linear, self.linear_gelu = F.linear, linear_gelu
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Packable":
-        was_packed = self.is_packed
-        self.unpack()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if was_packed:
-            self.pack(even_if_slower=True)
-        return self
-
     def __getstate__(self) -> dict[str, Any]:
-        dense = self._dense()
+        """With dense weights, as they were before they were packed."""
+        packed = self.packable if self.is_packed else ()
+        dense = {name: nn.Parameter(self.__dict__[name].to_dense(), requires_grad=False) for name in packed}
         state = {name: value for name, value in self.__dict__.items() if name not in dense}
-        state["_parameters"] = {**self._parameters, **dense}
-        return state
+        return {**state, "_parameters": {**self._parameters, **dense}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -129,9 +101,12 @@ class Packable(TokensAlone):
             self.linear, self.linear_gelu = F.linear, linear_gelu
             self.pack(even_if_slower=True)
 
-
-def pack_weights(model: nn.Module, pack: bool | None) -> None:
-    """Pack the weights of all blocks that can be: if told to, or, with `None`, where it is tried out to be faster."""
-    for module in model.modules():
-        if isinstance(module, Packable) and pack is not False:
-            module.pack(even_if_slower=bool(pack))
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Packable":
+        was_packed = self.is_packed
+        if was_packed:
+            self.__dict__ = self.__getstate__()  # dense
+            self.linear, self.linear_gelu = F.linear, linear_gelu
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if was_packed:
+            self.pack(even_if_slower=True)
+        return self

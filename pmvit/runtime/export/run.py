@@ -17,15 +17,14 @@ from pmvit.data.batches import first_images
 from pmvit.errors import PmvitError
 from pmvit.files import check_writable, make_shared
 from pmvit.hosts import host_of
-from pmvit.hosts.modes import check_trainable, evaluation_mode
+from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import as_module, logits_of
-from pmvit.runtime.export.quantize import QUANTIZERS
-from pmvit.runtime.export.targets import RUNTIMES, Run, Runtime, runtime_called
+from pmvit.runtime.export.targets import QUANTIZING, RUNTIMES, Runtime, first_line, runtime_called
 from pmvit.runtime.optimize import optimize_for_inference
 
 TOLERANCE = 1e-3  # largest error of a logit in float32, relative to the largest logit
 INT8_AGREEMENT = 0.7  # share of images with the same top-1 below which eight bits have broken the model
-MOST_OTHERWISE = 0.5  # of the images may have other tokens merged by an adaptive plan than in PyTorch
+MOST_OTHERWISE = 0.25  # share of images of which an adaptive plan may merge other tokens than in PyTorch
 
 
 @dataclass(frozen=True)
@@ -86,35 +85,38 @@ def export(
     runtime = _runtime(path, to)
     check_trainable(model)
     check_writable(path)
-    if int8 and runtime.name not in QUANTIZERS:
-        raise PmvitError(f"expected {' or '.join(QUANTIZERS)} for int8; got {runtime.name}")
+    if int8 and runtime.name not in QUANTIZING:
+        raise PmvitError(f"expected {' or '.join(QUANTIZING)} for int8; got {runtime.name}")
     if int8 and images is None:
         raise PmvitError("int8 is calibrated on images like those the model will see: pass some of yours")
     size = batch if batch is not None else 1 if runtime.fixed_batch else None
     is_adaptive = any(isinstance(module, AdaptiveBlock) for module in model.modules())
-    shown = _whole_batches(_first_images(model, images, 64 if int8 else 32 if is_adaptive else 8), size)
-    calibration, compared = _halves(shown, size or 1) if int8 else (shown, shown)
-    plain = copy.deepcopy(model).to("cpu", torch.float32)
-    expected = _outputs(plain, compared)
+    shown = prepared_images(model, images, 64 if int8 else 16 if is_adaptive else 8)
+    if size is not None:  # as many as fill batches, the same ones again if there are too few
+        shown = shown.repeat(-(-size // len(shown)), 1, 1, 1)[: max(1, len(shown) // size) * size]
+    half = len(shown) // (2 * (size or 1)) * (size or 1) if int8 else 0
+    calibration, compared = shown[:half] if half else shown, shown[half:]
+    sizes = size or [1, *(len(rest) for rest in compared[1:].split(16) if len(rest))]  # more than one, if any will do
+    plain = copy.deepcopy(model).to("cpu", torch.float32).eval()
+    with torch.inference_mode():
+        expected = torch.cat([as_module(plain)(some) for some in compared.split(sizes)])
     ready = as_module(optimize_for_inference(plain, target=runtime.target), apart=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         written = Path(folder) / path.name
         try:
             example = torch.zeros(size or 2, *shown.shape[1:])  # not the user's: some formats store it
-            runtime.write(ready, written, example, any_batch=size is None)
-            if int8:
-                QUANTIZERS[runtime.name](written, list(calibration.split(size or 1)))
-            run = runtime.open(written, threads or torch.get_num_threads())
-            got = _run(run, compared, size)
+            calibrating = calibration.split(size or 1) if int8 else ()
+            run = runtime.make(ready, written, example, size is None, calibrating, threads or torch.get_num_threads())
+            got = torch.cat([run(some) for some in compared.split(sizes)])
         except PmvitError:
             raise
         except Exception as error:  # whatever a converter or a runtime raises: it is about this model and this target
-            raise PmvitError(f"{runtime.name} cannot take this model: {_first_line(error)}") from error
+            raise PmvitError(f"{runtime.name} cannot take this model: {first_line(error, 300)}") from error
         errors = (got - expected).abs().flatten(1).amax(1) / expected.abs().max().clamp(min=1e-6)
         # Where two choices of an adaptive plan cost the same up to rounding, runtimes may take either.
         otherwise = errors > TOLERANCE if is_adaptive and not int8 else torch.zeros(len(errors), dtype=torch.bool)
-        max_error = float(errors[~otherwise].max()) if not otherwise.all() else math.inf
+        max_error = math.inf if otherwise.all() else float(errors[~otherwise].max())
         agreement = float((logits_of(got).argmax(-1) == logits_of(expected).argmax(-1)).float().mean())
         is_close = agreement >= INT8_AGREEMENT and math.isfinite(max_error) if int8 else max_error <= TOLERANCE
         if is_adaptive:
@@ -133,34 +135,19 @@ def export(
     return Exported(path, runtime.name, len(compared), max_error, agreement, int8, megabytes, int(otherwise.sum()))
 
 
-def _whole_batches(images: Tensor, size: int | None) -> Tensor:
-    """As many images as fill batches of a size, the same ones again if there are too few."""
-    if size is None:
-        return images
-    return images.repeat(-(-size // len(images)), 1, 1, 1)[: max(1, len(images) // size) * size]
-
-
-def _halves(images: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Images to calibrate on and others to compare on; the same where there is but one batch."""
-    half = len(images) // (2 * size) * size
-    return (images[:half], images[half:]) if half else (images, images)
-
-
 def _runtime(path: Path, to: str | None) -> Runtime:
-    if to is not None:
-        runtime = runtime_called(to)
-        if path.suffix != runtime.suffix:
-            raise PmvitError(f"expected a name that ends in {runtime.suffix} for {to}; got {path.name}")
-        return runtime
-    fitting = [name for name, runtime in RUNTIMES.items() if runtime.suffix == path.suffix]
-    if not fitting:
+    name = to or next((name for name, runtime in RUNTIMES.items() if runtime.suffix == path.suffix), None)
+    if name is None:
         endings = ", ".join(f"{runtime.suffix} ({name})" for name, runtime in RUNTIMES.items())
         raise PmvitError(f"expected a file name with one of the endings {endings}; got {path.name}")
-    return runtime_called(fitting[0])
+    runtime = runtime_called(name)
+    if path.suffix != runtime.suffix:
+        raise PmvitError(f"expected a name that ends in {runtime.suffix} for {to}; got {path.name}")
+    return runtime
 
 
-def _first_images(model: nn.Module, images: Tensor | Iterable[Any] | None, count: int) -> Tensor:
-    """So many images, prepared for the model."""
+def prepared_images(model: nn.Module, images: Tensor | Iterable[Any] | None, count: int) -> Tensor:
+    """The first of some images, prepared for the model; built-in pictures if there are none."""
     size = host_of(model).input_size()
     if images is None:
         return built_in_images(size, count)
@@ -177,21 +164,3 @@ def built_in_images(size: tuple[int, int, int], count: int) -> Tensor:
 
     pictures = (demo_images("test", count)[0][:, None].float() / 255 - MEAN) / STD
     return F.interpolate(pictures, size[1:], mode="bilinear").expand(-1, size[0], -1, -1).contiguous()
-
-
-def _outputs(model: nn.Module, images: Tensor) -> Tensor:
-    with torch.inference_mode(), evaluation_mode(model):
-        return torch.cat([as_module(model)(batch) for batch in images.split(16)]).clone()
-
-
-def _run(run: Run, images: Tensor, size: int | None) -> Tensor:
-    """Run all images; with any batch size, in batches of two sizes."""
-    if size is not None:
-        return torch.cat([run(batch) for batch in images.split(size)])
-    rest = images[1:].split(16) if len(images) > 1 else ()
-    return torch.cat([run(images[:1]), *(run(batch) for batch in rest)])
-
-
-def _first_line(error: Exception) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text[:300]}"

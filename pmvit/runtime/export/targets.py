@@ -10,7 +10,7 @@ import io
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -27,53 +27,6 @@ Run = Callable[[Tensor], Tensor]
 OPSET = 20  # the first with Gelu, which runtimes then need not recognise in five operators
 
 
-class Runtime(ABC):
-    """One way to run a model.
-
-    Attributes:
-        name: What users call it.
-        suffix: The ending of its files.
-        packages: What has to be installed, by the name it is imported under.
-        extra: The extra of pmvit that installs them.
-        target: What the passes prepare a model for.
-        fixed_batch: Its files are for one batch size only.
-    """
-
-    name: str
-    suffix: str
-    packages: tuple[str, ...] = ()
-    extra: str = ""
-    target: Target = "graph"
-    fixed_batch: bool = False
-
-    def check(self) -> None:
-        """Raise `PmvitError` if something is missing that this runtime needs."""
-        for package in self.packages:
-            try:
-                with quietly():
-                    importlib.import_module(package)
-            except ImportError as error:
-                raise PmvitError(
-                    f"expected the package {package} for {self.name}; it cannot be imported ({error}): "
-                    f"pip install 'pmvit[{self.extra}]'"
-                ) from None
-
-    @abstractmethod
-    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
-        """Write the model for batches like `images`, or for any batch size."""
-
-    @abstractmethod
-    def open(self, path: Path, threads: int) -> Run:
-        """Open what `write` wrote."""
-
-
-def as_exported(model: nn.Module, images: Tensor, any_batch: bool) -> Any:
-    """The model as torch.export has it."""
-    batch = ({0: torch.export.Dim("batch", min=1, max=4096)},) if any_batch else None
-    with torch.no_grad(), quietly():
-        return torch.export.export(model, (images,), dynamic_shapes=batch)
-
-
 @contextmanager
 def quietly() -> Iterator[None]:
     """Without the warnings and prints of converters, which are about their own insides."""
@@ -87,6 +40,59 @@ def quietly() -> Iterator[None]:
         logging.disable(level)
 
 
+class Runtime(ABC):
+    """One way to run a model."""
+
+    name: str  # what users call it
+    suffix: str  # the ending of its files
+    packages: tuple[str, ...] = ()  # what has to be installed, by the name it is imported under
+    extra: str = ""  # the extra of pmvit that installs them
+    target: Target = "graph"  # what the passes prepare a model for
+    fixed_batch: bool = False  # its files are for one batch size only
+
+    def check(self) -> None:
+        """Raise `PmvitError` if something is missing that this runtime needs."""
+        for package in self.packages:
+            try:
+                with quietly():
+                    importlib.import_module(package)
+            except ImportError as error:
+                raise PmvitError(
+                    f"expected the package {package} for {self.name}; it cannot be imported ({error}): "
+                    f"pip install 'pmvit[{self.extra}]'"
+                ) from None
+
+    @quietly()
+    def make(
+        self, model: nn.Module, path: Path, images: Tensor, any_batch: bool, calibration: Sequence[Tensor], threads: int
+    ) -> Run:
+        """Write a model, quantise it if there are images to calibrate on, and open it."""
+        self.write(model, path, images, any_batch)
+        if calibration:
+            self.quantize(path, list(calibration))
+        return self.open(path, threads)
+
+    @abstractmethod
+    def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
+        """Write the model for batches like `images`, or for any batch size."""
+
+    @abstractmethod
+    def open(self, path: Path, threads: int) -> Run:
+        """Open what `write` wrote."""
+
+    def quantize(self, path: Path, batches: list[Tensor]) -> None:
+        """Quantise what `write` wrote to eight bits, in place, calibrated on images."""
+        raise PmvitError(f"expected {' or '.join(QUANTIZING)} for int8; got {self.name}")
+
+
+@quietly()
+def as_exported(model: nn.Module, images: Tensor, any_batch: bool) -> Any:
+    """The model as torch.export has it."""
+    batch = ({0: torch.export.Dim("batch", min=1, max=4096)},) if any_batch else None
+    with torch.no_grad():
+        return torch.export.export(model, (images,), dynamic_shapes=batch)
+
+
 class Onnx(Runtime):
     """ONNX with standard operators only, run by ONNX Runtime."""
 
@@ -95,16 +101,15 @@ class Onnx(Runtime):
 
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
         exported = as_exported(model, images, any_batch)
-        with quietly():
-            program: Any = torch.onnx.export(
-                exported,
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=["images"],
-                output_names=output_names(len(exported.graph_signature.user_outputs)),
-                verbose=False,
-            )
-            program.save(str(path))
+        program: Any = torch.onnx.export(
+            exported,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["images"],
+            output_names=output_names(len(exported.graph_signature.user_outputs)),
+            verbose=False,
+        )
+        program.save(str(path))
 
     def open(self, path: Path, threads: int) -> Run:
         import onnxruntime
@@ -115,7 +120,33 @@ class Onnx(Runtime):
         # Threads that wait busily take the cores from whatever else runs in the process.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        return lambda images: joined(map(torch.from_numpy, session.run(None, {"images": images.numpy()})))
+        return lambda images: as_tensor([*map(torch.from_numpy, session.run(None, {"images": images.numpy()}))])
+
+    def quantize(self, path: Path, batches: list[Tensor]) -> None:
+        """Weights by channel, matrix products with weights only."""
+        from onnxruntime import quantization
+
+        class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # has no types
+            def __init__(self) -> None:
+                self._left = iter(batches)
+
+            def get_next(self) -> Any:
+                batch = next(self._left, None)
+                return None if batch is None else {"images": batch.numpy()}
+
+        prepared = path.with_suffix(".prepared.onnx")
+        quantization.shape_inference.quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
+        quantization.quantize_static(
+            str(prepared),
+            str(path),
+            Reader(),
+            per_channel=True,
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            extra_options={"MatMulConstBOnly": True, "ActivationSymmetric": False},
+        )
+        prepared.unlink()
 
 
 class OpenVino(Runtime):
@@ -130,28 +161,43 @@ class OpenVino(Runtime):
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
         import openvino
 
-        with quietly():
-            converted = openvino.convert_model(as_exported(model, images, any_batch))
-            converted.inputs[0].get_tensor().set_names({"images"})
-            for output, name in zip(converted.outputs, output_names(len(converted.outputs)), strict=True):
-                output.get_tensor().set_names({name})
-            openvino.save_model(converted, path, compress_to_fp16=False)
+        converted = openvino.convert_model(as_exported(model, images, any_batch))
+        converted.inputs[0].get_tensor().set_names({"images"})
+        for output, name in zip(converted.outputs, output_names(len(converted.outputs)), strict=True):
+            output.get_tensor().set_names({name})
+        openvino.save_model(converted, path, compress_to_fp16=False)
 
     def open(self, path: Path, threads: int) -> Run:
         import openvino
 
         core = openvino.Core()
-        settings = {
-            "INFERENCE_NUM_THREADS": threads,
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
-        }
+        settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
         request = core.compile_model(core.read_model(path), "CPU", settings).create_infer_request()
 
         def run(images: Tensor) -> Tensor:
-            return joined(torch.from_numpy(output.copy()) for output in request.infer({0: images.numpy()}).values())
+            outputs = request.infer({0: images.numpy()}).values()
+            return as_tensor([torch.from_numpy(output.copy()) for output in outputs])
 
         return run
+
+    def quantize(self, path: Path, batches: list[Tensor]) -> None:
+        """With NNCF, which knows transformers."""
+        try:
+            import nncf
+        except ImportError:
+            raise PmvitError(
+                "expected the package nncf to quantise for openvino; there is none: pip install 'pmvit[openvino]'"
+            ) from None
+        import openvino
+
+        model, images = openvino.Core().read_model(path), nncf.Dataset([batch.numpy() for batch in batches])
+        kind = nncf.ModelType.TRANSFORMER
+        quantized = nncf.quantize(model, images, model_type=kind, subset_size=len(batches))
+        del model
+        temporary = path.with_name(f"int8_{path.name}")
+        openvino.save_model(quantized, temporary, compress_to_fp16=False)
+        temporary.replace(path)
+        temporary.with_suffix(".bin").replace(path.with_suffix(".bin"))
 
 
 class TorchExport(Runtime):
@@ -160,12 +206,10 @@ class TorchExport(Runtime):
     name, suffix = "torch-export", ".pt2"
 
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
-        with quietly():
-            torch.export.save(as_exported(model, images, any_batch), path)
+        torch.export.save(as_exported(model, images, any_batch), path)
 
     def open(self, path: Path, threads: int) -> Run:
-        with quietly():
-            return inferring(torch.export.load(path).module())
+        return inferring(torch.export.load(path).module())
 
 
 class AotInductor(Runtime):
@@ -174,13 +218,10 @@ class AotInductor(Runtime):
     name, suffix = "aot-inductor", ".pt2"
 
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
-        exported = as_exported(model, images, any_batch)
-        with quietly():
-            torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
+        torch._inductor.aoti_compile_and_package(as_exported(model, images, any_batch), package_path=str(path))
 
     def open(self, path: Path, threads: int) -> Run:
-        with quietly():
-            return inferring(torch._inductor.aoti_load_package(str(path)))
+        return inferring(torch._inductor.aoti_load_package(str(path)))
 
 
 class TorchScript(Runtime):
@@ -188,13 +229,12 @@ class TorchScript(Runtime):
 
     name, suffix = "torchscript", ".pt"
 
+    @torch.no_grad()
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
-        with quietly(), torch.no_grad():
-            torch.jit.save(torch.jit.trace(model, images, check_trace=False), str(path))
+        torch.jit.save(torch.jit.trace(model, images, check_trace=False), str(path))
 
     def open(self, path: Path, threads: int) -> Run:
-        with quietly():
-            return inferring(torch.jit.load(str(path)))
+        return inferring(torch.jit.load(str(path)))
 
 
 class ExecuTorch(Runtime):
@@ -208,9 +248,8 @@ class ExecuTorch(Runtime):
         from executorch.exir import to_edge_transform_and_lower
 
         exported = as_exported(model, images, any_batch=False)
-        with quietly():
-            lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
-            path.write_bytes(lowered.to_executorch().buffer)
+        lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+        path.write_bytes(lowered.to_executorch().buffer)
 
     def open(self, path: Path, threads: int) -> Run:
         from executorch.runtime import Runtime as Interpreter
@@ -219,7 +258,7 @@ class ExecuTorch(Runtime):
         method = program.load_method("forward")  # lives only as long as its program
 
         def run(images: Tensor, keep: Any = program) -> Tensor:
-            return joined(output.clone() for output in method.execute([images.contiguous()]))
+            return as_tensor([output.clone() for output in method.execute([images.contiguous()])])
 
         return run
 
@@ -233,8 +272,7 @@ class LiteRt(Runtime):
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
         import litert_torch
 
-        with quietly():
-            litert_torch.convert(model, (images,)).export(str(path))
+        litert_torch.convert(model, (images,)).export(str(path))
 
     def open(self, path: Path, threads: int) -> Run:
         from ai_edge_litert.interpreter import Interpreter
@@ -246,7 +284,7 @@ class LiteRt(Runtime):
         def run(images: Tensor) -> Tensor:
             interpreter.set_tensor(given["index"], images.numpy())
             interpreter.invoke()
-            return joined(torch.from_numpy(interpreter.get_tensor(output["index"])) for output in returned)
+            return as_tensor([torch.from_numpy(interpreter.get_tensor(output["index"])) for output in returned])
 
         return run
 
@@ -266,15 +304,17 @@ def output_names(count: int) -> list[str]:
     return ["logits"] if count == 1 else [f"features_{number}" for number in range(count)]
 
 
-def joined(outputs: Iterable[Tensor]) -> Tensor:
-    """What a runtime returned as one tensor: several feature maps as one row for each image."""
-    return as_tensor(tuple(outputs))
+def first_line(error: Exception, most: int = 120) -> str:
+    """What went wrong, on one line."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:most]}"
 
 
 RUNTIMES: dict[str, Runtime] = {
     runtime.name: runtime
     for runtime in (Onnx(), OpenVino(), TorchExport(), AotInductor(), TorchScript(), ExecuTorch(), LiteRt())
 }
+QUANTIZING = [name for name, runtime in RUNTIMES.items() if type(runtime).quantize is not Runtime.quantize]
 
 
 def runtime_called(name: str) -> Runtime:
