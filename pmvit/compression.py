@@ -259,7 +259,7 @@ def plan_of_image(model: nn.Module, image: Tensor) -> Plan | None:
             of_patches, of_groups = groups[0, prefix:] - prefix, centres[0, prefix:] - prefix
             sizes = torch.bincount(of_patches)
             weights = (1 / sizes)[of_patches]
-            layers[index] = LayerPlan(*(tuple(each.tolist()) for each in (of_patches, of_groups, weights)))
+            layers[index] = LayerPlan(tuple(of_patches.tolist()), tuple(of_groups.tolist()), tuple(weights.tolist()))
 
         return hook
 

@@ -24,7 +24,10 @@ from tests.helpers import small_vit
 def metric_of(model: nn.Module, **options: Any) -> TokenMetric:
     torch.manual_seed(0)
     images = [torch.randn(4, 3, 64, 64)]
-    return pmvit.measure(model, images, method="adaptive", numbers=16, isolation=8, progress=False, **options)
+    found: TokenMetric = pmvit.measure(
+        model, images, method="adaptive", numbers=16, isolation=8, progress=False, **options
+    )
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +197,7 @@ def test_graphs_are_whole(model: Any, metric: TokenMetric) -> None:
     small = pmvit.compress(model, AdaptivePlan((0, 5, 3, 0), metric)).eval()
     images = torch.randn(3, 3, 64, 64)
     with torch.no_grad():
-        expected = small(images)
+        expected: Tensor = small(images)
         compiled = torch.compile(small, fullgraph=True, backend="eager")
         assert torch.allclose(compiled(images), expected, atol=1e-5)
         exported = torch.export.export(small, (images,)).module()
@@ -230,7 +233,7 @@ def test_metrics_and_plans_are_files(metric: TokenMetric, tmp_path: Path) -> Non
 @pytest.mark.parametrize("budget", [{"keep": 0.6}, {"flops_share": 0.7}, {"keep": 0.3}])
 @pytest.mark.parametrize("multiple_of", [1, 4])
 def test_budgets_are_kept(metric: TokenMetric, budget: dict[str, float], multiple_of: int) -> None:
-    plan = pmvit.plan(metric, multiple_of=multiple_of, **budget)  # type: ignore[arg-type]
+    plan = pmvit.plan(metric, multiple_of=multiple_of, **budget)  # type: ignore[call-overload]
     if "keep" in budget:
         assert budget["keep"] - 0.15 < plan.keep <= budget["keep"]
     else:

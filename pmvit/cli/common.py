@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pmvit.cli.options import ReadingOptions
 from pmvit.cli.screen import console, fail
-from pmvit.config import MergeCostConfig, ScoreConfig
+from pmvit.config import ScoreConfig
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pmvit.data.loaders import Broken, ImageLoader
-    from pmvit.measuring import MergeCosts, Scores
-    from pmvit.planning import Plan
+    from pmvit.measuring import MeasureConfig, Measured
+    from pmvit.planning import AnyPlan
 
 
 def join_processes(device: str) -> tuple[str, bool]:
@@ -34,7 +34,7 @@ def join_processes(device: str) -> tuple[str, bool]:
     return str(state.device), state.process_index == 0
 
 
-def meter(model: "nn.Module") -> "Callable[[Plan], float]":
+def meter(model: "nn.Module") -> "Callable[[AnyPlan], float]":
     """Measures speed on random images of the model's size; nothing is measured before a plan has to be."""
     import torch
 
@@ -83,8 +83,8 @@ def pairs(option: str, texts: tuple[str, ...] | list[str] | None) -> dict[str, A
 
 
 def measured_on(
-    data: str, config: ScoreConfig | MergeCostConfig, model: "nn.Module", output: Path, reading: dict[str, Any]
-) -> "Scores | MergeCosts":
+    data: str, config: "MeasureConfig", model: "nn.Module", output: Path, reading: dict[str, Any]
+) -> "Measured":
     """Measure and write what comes out; say which images could not be read."""
     from pmvit.pipeline import measure_path
 

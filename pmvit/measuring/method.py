@@ -120,7 +120,7 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
     if method is None:
         fitting = [kind for kind in CONFIGS if all(kind in of_name for of_name in owners.values() if of_name)]
         whole = can_measure_merges(model)
-        method = next((kind for kind in fitting if kind == "scored" or whole), "scored")
+        method = next((each for each in fitting if each == "scored" or whole), "scored")
     kind: Measurement = "scored" if method == "paper" else method
     if wrong := [name for name, of_name in owners.items() if of_name and kind not in of_name]:
         raise PmvitError(

@@ -224,7 +224,7 @@ def measure_metric(
 def square_root(moment: Tensor, numbers: int) -> Tensor:
     """The largest eigenvectors of a symmetric matrix, each times the square root of its eigenvalue, largest first."""
     values, vectors = torch.linalg.eigh(moment)
-    largest = values[-numbers:].clamp_min(0).sqrt() * vectors[:, -numbers:]
+    largest: Tensor = values[-numbers:].clamp_min(0).sqrt() * vectors[:, -numbers:]
     return largest.flip(-1).float().contiguous()
 
 

@@ -1,6 +1,7 @@
 """Budgets: what a plan will cost, and the plan that a budget allows."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
@@ -9,6 +10,8 @@ from pmvit.measuring import MergeCosts, Scores
 from pmvit.measuring.flops import elementwise_macs
 from pmvit.planning.plan import LayerPlan, Plan
 from pmvit.windows import Budget, Windows
+
+Made = TypeVar("Made")
 
 
 def predicted_macs(source: Scores | MergeCosts, plan: Plan) -> float:
@@ -41,7 +44,7 @@ def share_of_places(layer: LayerPlan, windows: Windows, grid: tuple[int, int]) -
     return None if places is None else places / windows.area
 
 
-def solve(make: Callable[[float], Plan], cost: Callable[[Plan], float], target: float, unit: str, steps: int) -> Plan:
+def solve(make: Callable[[float], Made], cost: Callable[[Made], float], target: float, unit: str, steps: int) -> Made:
     """Find by bisection the plan that keeps most and costs no more than the target."""
     best = make(1e-9)
     least = cost(best)

@@ -1,5 +1,6 @@
 """From scores to a plan: Algorithms 1 and 2 of the paper, with every choice open. From merge costs to a plan: ours."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,11 @@ def plan_by(config: PlanConfig, measured: Measured, meter: Callable[[Any], float
         )
     if isinstance(measured, TokenMetric):
         return plan_within(measured, config, macs=target * 1e9)
-    return solve(make, lambda made: predicted_macs(measured, made) / 1e9, target, "GFLOPs", steps=40)
+
+    def gflops(made: AnyPlan) -> float:
+        return predicted_macs(measured, made) / 1e9 if isinstance(made, Plan) else math.inf
+
+    return solve(make, gflops, target, "GFLOPs", steps=40)
 
 
 def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:

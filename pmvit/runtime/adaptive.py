@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pmvit.adaptive import AdaptiveBlock, MergeStep, places_after, take
 from pmvit.config import InferenceConfig
 from pmvit.hosts import Host
+from pmvit.hosts.parts import PlainParts
 from pmvit.runtime.blocks.arguments import arguments_of
 from pmvit.runtime.blocks.build import inference_block
 
@@ -100,24 +101,26 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
     blocks = {name: model.get_submodule(name) for name in names}
     inside = {name: block.block if isinstance(block, AdaptiveBlock) else block for name, block in blocks.items()}
     arguments = arguments_of(host)
-    plain = {name: host.plain_parts(inside[name], arguments[name].at_centres) for name in names}
+    plain: dict[str, PlainParts] = {}
     steps = {name: block.step for name, block in blocks.items() if isinstance(block, AdaptiveBlock)}
-    for name, parts in plain.items():
+    for name in names:
+        parts = host.plain_parts(inside[name], arguments[name].at_centres)
         if parts is None or (name in steps and (parts.rotary is not None or parts.bias is not None)):
             return False
+        plain[name] = parts
     num_read = num_read if config.tokens == "head" else None
     size_weight = next((block.size_weight for block in blocks.values() if isinstance(block, AdaptiveBlock)), 0.0)
     count = layout.num_tokens
     merged = False
     for name in names:
-        step, parts = steps.get(name), plain[name]
+        step = steps.get(name)
         if step is not None:
             count -= step.merges
         is_last = name == names[-1]
         num_outputs = num_read if is_last and num_read is not None and config.shortcut else count
         merged = merged or step is not None
         block = inference_block(
-            parts,
+            plain[name],
             torch.arange(count),
             num_outputs,
             config.target,

@@ -14,7 +14,7 @@ from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import as_module
 from pmvit.numbers.bootstrap import bootstrap, median
 from pmvit.numbers.estimates import Estimate
-from pmvit.planning import Plan
+from pmvit.planning import AnyPlan
 
 T = TypeVar("T")
 
@@ -58,10 +58,10 @@ def run_to_end(run: Callable[[Tensor], T], images: Tensor) -> T:
     return result
 
 
-def speedup_meter(model: nn.Module, images: Tensor, rounds: int = 9) -> Callable[[Plan], float]:
+def speedup_meter(model: nn.Module, images: Tensor, rounds: int = 9) -> Callable[[AnyPlan], float]:
     """Make a function that says how many times faster than `model` a plan makes it on this machine and these images."""
 
-    def measure(plan: Plan) -> float:
+    def measure(plan: AnyPlan) -> float:
         with evaluation_mode(model):
             times = compare({"original": model, "compressed": compress(model, plan)}, images, rounds)
         return speedup(times, "compressed", "original").value
