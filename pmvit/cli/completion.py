@@ -6,11 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
-FAMILIES = (
-    *("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "beit", "eva"),
-    *("swin_transformer", "swin_transformer_v2"),
-)
-TORCHVISION = ("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14")
+SWIN, VIT = "swin_transformer", "vision_transformer"
+FILES = {  # of each library's models, those with architectures to offer
+    "timm": (VIT, "deit", f"{VIT}_hybrid", f"{VIT}_relpos", "beit", "eva", SWIN, f"{SWIN}_v2"),
+    "torchvision": (VIT, SWIN),
+}
 MethodName = Literal[
     "measured", "scored", "paper",
     "act", "dynamic-vit", "evit", "evo-vit", "expedite", "ia-red2", "ps-vit",
@@ -23,23 +23,24 @@ VARIANTS = ("original", "original-optimized", "compressed", "optimized", "bound"
 Completer = Callable[[str], list[str]]
 
 
-def timm_names() -> list[str]:
-    """The architectures that the installed timm has of those families, read off its source: importing it is slow."""
-    spec = find_spec("timm")
+def architectures(library: str) -> list[str]:
+    """Those of the installed timm or torchvision, read off its source: importing it is slow."""
+    spec = find_spec(library)
     if spec is None or spec.origin is None:
         return []
-    files = [Path(spec.origin).parent / "models" / f"{family}.py" for family in FAMILIES]
+    files = [Path(spec.origin).parent / "models" / f"{name}.py" for name in FILES[library]]
     texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
-    return sorted(name for text in texts for name in re.findall(r"^@register_model\s+def (\w+)", text, re.MULTILINE))
+    return sorted(name for text in texts for name in re.findall(r"^@register_model.*\n(?:@.*\n)*def (\w+)", text, re.M))
 
 
 def complete_model(incomplete: str) -> list[str]:
     """Architectures, prefixes of other libraries, and what lies at the path that was begun."""
     library, colon, _ = incomplete.partition(":")
     if colon:
-        known = timm_names() if library == "segmenter" else TORCHVISION if library == "torchvision" else ()
-        return [f"{library}:{name}" for name in known if f"{library}:{name}".startswith(incomplete)]
-    names = [*timm_names(), "hf-hub:", "hf:", "segmenter:", "torchvision:"]
+        source = {"segmenter": "timm", "torchvision": "torchvision"}.get(library)
+        known = [f"{library}:{name}" for name in architectures(source)] if source is not None else []
+        return [name for name in known if name.startswith(incomplete)]
+    names = [*architectures("timm"), "hf-hub:", "hf:", "segmenter:", "torchvision:"]
     return [name for name in names if name.startswith(incomplete)] + _saved_models(incomplete)
 
 

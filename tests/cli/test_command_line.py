@@ -26,6 +26,7 @@ from tests.cli.test_cli import listen_to_interrupts
 from tests.helpers import pmvit_here, small_plan
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
+from torchvision.models import list_models  # isort: skip
 
 HELP = [("--help",), ("run", "--help")]
 VERBS = (
@@ -98,9 +99,11 @@ def test_scripts_for_shells_name_the_command(tmp_path: Path) -> None:
     assert "_PMVIT_COMPLETE" in next(tmp_path.glob(".bash_completions/*")).read_text()
 
 
-def test_architectures_are_completed_as_timm_has_them() -> None:
-    known = {family: timm.list_models(module=family) for family in completion.FAMILIES}
-    assert completion.timm_names() == sorted(name for names in known.values() for name in names)
+def test_architectures_are_completed_as_libraries_have_them() -> None:
+    known = {file: timm.list_models(module=file) for file in completion.FILES["timm"]}
+    assert completion.architectures("timm") == sorted(name for names in known.values() for name in names)
+    there = [name for kind in ("vit_*", "swin_*") for name in list_models(include=kind)]
+    assert completion.architectures("torchvision") == sorted(there)
 
 
 def test_verbs_are_listed_in_the_order_of_work_and_help_is_short() -> None:
