@@ -99,10 +99,10 @@ def compress(
 ) -> dict[str, Any] | None:
     """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
-    By default the plan adapts to the image: it says how many tokens merge, every image chooses which. --method measured
-    makes a fixed plan of the cheapest merges. Where attention stays inside windows, and with options that only scores
-    have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --method tome, evit, tofu, ... (docs/methods.md)
-    compresses by that method; --keep, --gflops, --skip and --r say how much.
+    By default, what merges change in the predictions is measured. --method adaptive makes a plan that says how many
+    tokens merge and lets every image choose which. Where attention stays inside windows, and with options that only
+    scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --method tome, evit, tofu, ...
+    (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
     from pmvit import methods
