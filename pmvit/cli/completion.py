@@ -12,12 +12,12 @@ FILES = {  # of each library's models, those with architectures to offer
     "torchvision": (VIT, SWIN),
 }
 MethodName = Literal[
-    "measured", "scored", "paper",
+    "adaptive", "measured", "scored", "paper",
     "act", "dynamic-vit", "evit", "evo-vit", "expedite", "ia-red2", "ps-vit",
     "random", "tofu", "tome", "top-k", "tps", "uniform", "zero-tprune",
 ]  # fmt: skip
 Runtime = Literal["onnx", "openvino", "torch-export", "aot-inductor", "torchscript", "executorch", "litert"]
-METHODS = get_args(MethodName)[3:]  # not ours
+METHODS = get_args(MethodName)[4:]  # not ours
 BENCHMARKED = ("eager", "compile", "onnxruntime", *get_args(Runtime)[1:])
 VARIANTS = ("original", "original-optimized", "compressed", "optimized", "bound", "direct", "tome")
 Completer = Callable[[str], list[str]]

@@ -41,7 +41,8 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     small = pmvit.compress(model, chosen)
     record_source(small, DEMO)
     console.print(table(chosen))
-    console.print(chosen.draw(console.width))
+    if isinstance(chosen, pmvit.Plan):
+        console.print(chosen.draw(console.width))
 
     compressed = pmvit.evaluate(small, test, reference=model)
     train, val = demo_loader("train", TUNING_BATCH), demo_loader("test")[:1]  # a batch is enough for a curve

@@ -117,14 +117,14 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
     """
     known = {kind: {field.name for field in fields(config)} for kind, config in CONFIGS.items()}
     owners = {name: [kind for kind in CONFIGS if name in known[kind]] for name in options}
-    if method is None:
+    kind: Measurement | None = "scored" if method == "paper" else method
+    if kind is None:
         fitting = [kind for kind in CONFIGS if all(kind in of_name for of_name in owners.values() if of_name)]
         whole = can_measure_merges(model)
-        method = next((each for each in fitting if each == "scored" or whole), "scored")
-    kind: Measurement = "scored" if method == "paper" else method
+        kind = next((each for each in fitting if each == "scored" or whole), "scored")
     if wrong := [name for name, of_name in owners.items() if of_name and kind not in of_name]:
         raise PmvitError(
-            f"{wrong[0]}: expected with the method {' or '.join(owners[wrong[0]])} alone; got it with {method}"
+            f"{wrong[0]}: expected with the method {' or '.join(owners[wrong[0]])} alone; got it with {method or kind}"
         )
     given: dict[str, Any] = {**(PAPER_SCORES if method == "paper" else {}), **options}
     return CONFIGS[kind](**given)
