@@ -220,8 +220,7 @@ def open_loader(
     seed: int = 0,
     strict: bool = False,
     limit: int | None = None,
-    process: int = 0,
-    processes: int = 1,
+    process: tuple[int, int] = (0, 1),
 ) -> ImageLoader:
     """Make a loader of the images that a path names, prepared for the model.
 
@@ -238,7 +237,6 @@ def open_loader(
         strict=strict,
         limit=limit,
         process=process,
-        processes=processes,
     )
 
 
@@ -261,8 +259,7 @@ def open_validation(
         first_label=first_label,
         batch_size=64 * count,
         workers=workers,
-        process=index,
-        processes=count,
+        process=process,
     )
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import pmvit
+from pmvit.data.batches import TrainingBatch
 from pmvit.data.loaders import create_loader
 from pmvit.data.seeding import seeded
 from pmvit.data.sources import open_source
-from pmvit.data.training import LoaderData, SourceData, TrainingBatch, TrainingData
+from pmvit.data.training import LoaderData, SourceData, TrainingData
 from pmvit.data.transforms import BatchTransform, training_transform
 from tests.helpers import make_pictures, small_vit
 
@@ -166,7 +167,7 @@ def test_broken_images_are_replaced_and_named(pictures: Path, tmp_path: Path) ->
         batches = list(mine.epoch(0, 0))
         assert [len(batch.images) for batch in batches] == [4] * 10
         assert str(broken) not in [name for batch in batches for name in batch.names]
-        assert list(mine.broken.files) == [str(broken)]
+        assert list(mine.broken) == [str(broken)]
 
 
 def test_a_batch_of_broken_images_is_named_without_a_traceback(tmp_path: Path) -> None:
