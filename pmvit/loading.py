@@ -247,9 +247,9 @@ def open_validation(
 
     Images with masks come whole; of others, every process gets 64 at a time.
     """
-    index, count = process
+    count = process[1]
     if not isinstance(data, (str, Path)):
-        return data if data is None or count == 1 else EveryNth(data, index, count)
+        return data if data is None or count == 1 else EveryNth(data, process)
     return open_loader(
         model,
         data,

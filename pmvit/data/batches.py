@@ -55,11 +55,10 @@ class EveryNth:
     """The batches that are for one of several processes, of a loader that knows nothing of processes."""
 
     loader: Iterable[Any]
-    process: int
-    processes: int
+    process: tuple[int, int]
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self.loader, self.process, None, self.processes)
+        return islice(self.loader, self.process[0], None, self.process[1])
 
 
 def unreadable(loader: Any) -> str:

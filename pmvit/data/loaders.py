@@ -23,6 +23,7 @@ SECONDS_AFTER_TERM = 30.0  # that a worker stays after SIGTERM
 NICENESS = 10  # of a worker: where cores are few, it reads while the main process waits
 
 Transform = Callable[..., Any]  # of an image, or of an image and its mask
+Reader = Callable[..., "Prepared"]  # `prepare` with its first arguments, for a sample and perhaps a seed
 
 
 class Broken(dict[str, str]):
@@ -45,7 +46,7 @@ class Prepared(NamedTuple):
     name: str
 
 
-def prepare(sample: Sample, transform: Transform, mode: str, seed: int | None = None) -> Prepared:
+def prepare(transform: Transform, mode: str, sample: Sample, seed: int | None = None) -> Prepared:
     """Decode and transform an image, with its mask if it has one; if the image is broken, say why."""
     with nullcontext() if seed is None else seeded(seed):
         try:
@@ -63,12 +64,10 @@ class Images(Dataset[Prepared]):
     """The images of a source by their number and the seed of what is random in their preparation, if anything is."""
 
     source: Source
-    transform: Transform
-    mode: str
+    read: Reader
 
     def __getitem__(self, key: tuple[int, int | None]) -> Prepared:
-        index, seed = key
-        return prepare(self.source[index], self.transform, self.mode, seed)
+        return self.read(self.source[key[0]], key[1])
 
 
 @dataclass(eq=False)
@@ -76,13 +75,11 @@ class StreamedImages(IterableDataset[Prepared]):
     """Each training process reads its own parts of a stream, each of its workers some of these."""
 
     stream: Stream
-    transform: Transform
-    mode: str
+    read: Reader
     process: tuple[int, int]
 
     def __iter__(self) -> Iterator[Prepared]:
-        for sample in self.stream.samples(*reader_part(self.process), None):
-            yield prepare(sample, self.transform, self.mode)
+        return map(self.read, self.stream.samples(*reader_part(self.process), None))
 
 
 @dataclass(eq=False)
@@ -113,10 +110,7 @@ class ImageLoader:
 
 
 def collate(items: list[Prepared | None], replace: bool = False) -> tuple[TrainingBatch | None, dict[str, str]]:
-    """A batch, `None` if there is nothing to put in it, and the broken images with the reasons.
-
-    These are left out, or replaced by others of the batch, so that all batches are of one size.
-    """
+    """A batch, `None` of no images, and those that are broken: left out, or replaced by others of the batch."""
     read = [item for item in items if item is not None]
     broken = {item.name: item.image for item in read if isinstance(item.image, str)}
     good = [item for item in read if isinstance(item.image, Tensor)]
@@ -159,23 +153,23 @@ def create_loader(
             to the size of the model.
         batch_size: Images per batch; 64 if not given, 8 with masks.
         workers: Processes that read images.
-        shuffle: Take the images in an order that depends only on the seed; not for streams.
-        seed: For `shuffle`.
+        shuffle: Take the images in an order that depends only on `seed`; not for streams.
         strict: A broken image is an error instead of being left out.
         limit: Take so many images at most.
         process: Which of how many processes this is: each batch is split among them.
     """
-    mode, has_masks = color_mode(data_config), has_pixel_labels(source)
+    has_masks = has_pixel_labels(source)
     whole = whole and has_masks
     size = batch_size or (8 if has_masks else 64)
     name = f"{source.name} whole" if whole else f"{source.name} in batches of {size}, seed {seed}"
     pairs = Preparation(data_config)
     of_pairs = pairs.whole_pair if whole else pairs.centre_pair
     transform: Transform = of_pairs if has_masks else evaluation_transform(data_config)
+    read = partial(prepare, transform, color_mode(data_config))
     if isinstance(source, Stream):
         if limit is not None:
             raise PmvitError(f"limit: expected for what can be counted; {source.name} is a stream: name fewer shards")
-        loader = data_loader(StreamedImages(source, transform, mode, process), workers, batch_size=size)
+        loader = data_loader(StreamedImages(source, read, process), workers, batch_size=size)
         return ImageLoader(loader, source.has_labels, strict, name)
     count = len(source)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist() if shuffle else range(count)
@@ -186,7 +180,7 @@ def create_loader(
     else:
         batches = [keys[start : start + size] for start in range(0, len(keys), size)]
         shares = [batch[number::processes] for batch in batches if len(batch) >= processes]  # as many for all of them
-    loader = data_loader(Images(source, transform, mode), workers, batch_sampler=shares)
+    loader = data_loader(Images(source, read), workers, batch_sampler=shares)
     return ImageLoader(loader, source.has_labels, strict, name)
 
 

@@ -46,10 +46,7 @@ class Mask:
     classes: Sequence[int]
 
     def read(self, size: tuple[int, int]) -> Tensor:
-        """The classes of the pixels of an image of this size, (height, width), as int64.
-
-        If it is not that, or has a number that stands for nothing, a `PmvitError` names the file.
-        """
+        """The class of each pixel of an image of this size, (height, width); a `PmvitError` names a wrong file."""
         try:
             with Image.open(self.path) as image:
                 mode, pixels = image.mode, np.array(image).astype(np.int64)
@@ -195,8 +192,7 @@ class _HuggingFace:
         self._image, self._label = images[0], labels[0] if labels else None
         self.dataset = dataset.cast_column(self._image, datasets.Image(decode=False))
         self.num_parts = int(dataset.num_shards) if streaming else 1
-        self.split = split
-        self.has_labels = self._label is not None
+        self.split, self.has_labels = split, self._label is not None
         self.name = f"{'the stream' if streaming else f'{len(dataset)} images of'} {Path(path).name}@{split}"
 
     def _sample(self, row: dict[str, Any], name: str) -> Sample:

@@ -12,7 +12,7 @@ import torch
 from timm.utils.random import random_seed
 
 from pmvit.data.batches import EveryNth, TrainingBatch, unpack
-from pmvit.data.loaders import Broken, Images, StreamedImages, Transform, data_loader, plain_errors, prepare
+from pmvit.data.loaders import Broken, Images, Reader, StreamedImages, data_loader, plain_errors
 from pmvit.data.seeding import seed_for
 from pmvit.data.sources import Source, Stream, endless, reader_part
 from pmvit.errors import PmvitError
@@ -31,11 +31,10 @@ class _EpochBatches:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch, skip = self.start
-        process, processes = self.process
         generator = torch.Generator().manual_seed(seed_for(self.seed, epoch))
         order = torch.randperm(self.images, generator=generator).tolist()
         for number in range(skip, self.count):
-            first = (number * processes + process) * self.batch
+            first = (number * self.process[1] + self.process[0]) * self.batch
             yield [(index, seed_for(self.seed, epoch, index)) for index in order[first : first + self.batch]]
 
 
@@ -56,7 +55,7 @@ class _EpochStream(StreamedImages):
         for number in range(part % workers, self.count, workers):
             for place in range(self.batch):
                 sample, seed = next(samples), seed_for(self.seed, epoch, part, number, place)
-                yield prepare(sample, self.transform, self.mode, seed) if number >= skip else None
+                yield self.read(sample, seed) if number >= skip else None
 
 
 class SourceData:
@@ -72,8 +71,7 @@ class SourceData:
     def __init__(
         self,
         source: Source | Stream,
-        transform: Transform,
-        mode: str,
+        read: Reader,
         process: tuple[int, int] = (0, 1),
         epoch_images: int | None = None,
         *,
@@ -95,12 +93,11 @@ class SourceData:
         self._batches: _EpochBatches | _EpochStream
         options: dict[str, Any] = {"replace": True, "pin_memory": torch.cuda.is_available()}
         if isinstance(source, Stream):
-            self._batches = streamed = _EpochStream(source, transform, mode, process, count, batch, seed)
+            self._batches = streamed = _EpochStream(source, read, process, count, batch, seed)
             self._loader = data_loader(streamed, workers, batch_size=batch, **options)
         else:
             self._batches = _EpochBatches(len(source), process, count, batch, seed)
-            images = Images(source, transform, mode)
-            self._loader = data_loader(images, workers, batch_sampler=self._batches, **options)
+            self._loader = data_loader(Images(source, read), workers, batch_sampler=self._batches, **options)
 
     def __len__(self) -> int:
         return self._batches.count
@@ -132,7 +129,7 @@ class LoaderData:
         if not isinstance(loader, Sized):
             raise PmvitError("expected a training loader with a length, as a list or a DataLoader has; got one without")
         self.broken = Broken()
-        self._batches = EveryNth(loader, *process)
+        self._batches = EveryNth(loader, process)
         self._count = len(loader) // process[1]
         self._seed = seed
         if not self._count:

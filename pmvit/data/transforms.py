@@ -24,9 +24,6 @@ def color_mode(data_config: dict[str, Any]) -> str:
     return "L" if data_config["input_size"][0] == 1 else "RGB"
 
 
-# --- images alone: timm's transforms ---
-
-
 def evaluation_transform(data_config: dict[str, Any]) -> ImageTransform:
     """Resize, crop in the middle and normalise, as a model's data configuration says."""
     return cast("ImageTransform", create_transform(**data_config))
@@ -83,9 +80,6 @@ class BatchTransform:
             return images
         images = (images - self._mean).mul_(self._scale)
         return self._erase(images) if self._erase is not None else images
-
-
-# --- images with masks ---
 
 
 class Preparation:

@@ -27,12 +27,7 @@ from pmvit.wrapping import TrainingPass, extra_loss
 
 
 class Learner:
-    """A model and what changes its weights.
-
-    Attributes:
-        prepared: The model as Accelerate runs it.
-        evaluated: The model whose weights count: the moving average if there is one.
-    """
+    """A model and what changes its weights; those that count are `evaluated`'s, the moving average if there is one."""
 
     def __init__(
         self,
@@ -158,11 +153,10 @@ class Learner:
             named["ema"] = self._ema.module.state_dict()
         tensors = {f"{part}/{name}": value for part, values in named.items() for name, value in values.items()}
         scaler = self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None
-        return Checkpoint(tensors, {**place, "optimizer": optimizer, "scaler": scaler})
+        return tensors, {**place, "optimizer": optimizer, "scaler": scaler}
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Go back to where a snapshot was taken."""
-        tensors, state = checkpoint
         load_tensors(self.model, select(tensors, "model/"), "the checkpoint")
         if self._ema is not None:
             load_tensors(self._ema.module, select(tensors, "ema/"), "the checkpoint's moving average")
@@ -176,9 +170,6 @@ class Learner:
         set_learnable(self.model, True)
         self.accelerator.unwrap_model(self.prepared, keep_fp32_wrapper=False)
         self.model.eval()
-
-
-# --- parameters: M and R are learnable for some epochs, then frozen (Table VII) ---
 
 
 def matrix_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -207,7 +198,7 @@ def parameter_groups(model: nn.Module, config: FinetuneConfig) -> list[dict[str,
 
 
 def set_learnable(model: nn.Module, learnable: bool) -> None:
-    """Let M and R learn, or stop them: a frozen matrix has no gradient, so that no optimizer touches it."""
+    """Let M and R learn, or stop them (Table VII): a frozen matrix has no gradient, so that no optimizer touches it."""
     for parameter in matrix_parameters(model):
         parameter.requires_grad_(learnable)
         if not learnable:

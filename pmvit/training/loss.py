@@ -73,22 +73,21 @@ def finetune_loss(
     those of the chosen blocks, of the compressed model and of the original.
     """
     parts: dict[str, Tensor] = {}
-    total = logits.new_zeros((), dtype=torch.float32)
     if config.labels:
         if labels is None:
             raise PmvitError("expected batches of (images, labels), got images alone: tune with labels=False")
         parts["ce"] = cross_entropy(logits, labels, config.label_smoothing)
-        total = total + parts["ce"]
     if teacher_logits is not None:
         if has_classes:
-            parts["kl"] = distance = divergence(logits, teacher_logits, config.temperature)
+            parts["kl"] = divergence(logits, teacher_logits, config.temperature)
         else:
-            parts["cosine"] = distance = cosine_distance(logits, teacher_logits)
-        total = total + (config.alpha if config.labels else 1.0) * distance
+            parts["cosine"] = cosine_distance(logits, teacher_logits)
     if tokens and teacher_tokens:
         parts["tokens"] = torch.stack([token_distance(tokens[i], teacher_tokens[i]) for i in tokens]).mean()
-        total = total + config.token_alpha * parts["tokens"]
-    return {"loss": total, **parts}
+    alpha = config.alpha if config.labels else 1.0
+    weights = {"ce": 1.0, "kl": alpha, "cosine": alpha, "tokens": config.token_alpha}
+    weighted = (weights[name] * part for name, part in parts.items())
+    return {"loss": sum(weighted, logits.new_zeros((), dtype=torch.float32)), **parts}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -23,6 +23,7 @@ from pmvit.wrapping import fingerprint
 
 FILE, CHECKPOINTS = "finetune.json", "checkpoints"
 FORMAT, CHECKPOINT_FORMAT, VERSION = "pmvit-finetune", "pmvit-checkpoint", 1
+Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and numbers that go with them as JSON data
 FREE = {"workers", "cpu", "checkpoint_every", "keep_checkpoints", "log_with", "compile", "accumulate"}
 
 
@@ -81,13 +82,6 @@ class RunRecord:
             if getattr(self, what) != getattr(before, what):
                 raise PmvitError(f"{folder} holds a run with another {what}: resume it with the model it began with")
         return before
-
-
-class Checkpoint(NamedTuple):
-    """A moment between two steps: the tensors by name, and numbers that go with them as JSON data."""
-
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
 
 
 def split_tensors(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
@@ -159,19 +153,19 @@ class Checkpoints:
         text = read_metadata(path).get(CHECKPOINT_FORMAT, "{}")
         document = parse_document(text, CHECKPOINT_FORMAT, VERSION, str(path))
         check_fields(document, ("format", "version", "state"), str(path))
-        return Checkpoint(read_tensors(path), document["state"])
+        return read_tensors(path), document["state"]
 
-    def write(self, step: int, checkpoint: Checkpoint) -> None:
+    def write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
         """Write a checkpoint and drop the oldest ones."""
-        text = json.dumps({"format": CHECKPOINT_FORMAT, "version": VERSION, "state": checkpoint.state})
-        tensors, stored = {}, set()
-        for name, value in checkpoint.tensors.items():
+        text = json.dumps({"format": CHECKPOINT_FORMAT, "version": VERSION, "state": state})
+        apart, stored = {}, set()
+        for name, value in tensors.items():
             value = value.detach().cpu().contiguous()
             memory = value.untyped_storage().data_ptr()
-            tensors[name] = value.clone() if memory in stored and value.numel() else value  # each stored on its own
+            apart[name] = value.clone() if memory in stored and value.numel() else value  # each is stored on its own
             stored.add(memory)
         for leftover in self.folder.glob(".step-*.tmp"):  # of a run that was killed while it wrote
             leftover.unlink(missing_ok=True)
-        write_atomically(self.path(step), lambda temporary: save_file(tensors, temporary, {CHECKPOINT_FORMAT: text}))
+        write_atomically(self.path(step), lambda temporary: save_file(apart, temporary, {CHECKPOINT_FORMAT: text}))
         for old in self.steps()[: -self.keep]:
             self.path(old).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from pmvit.compression import compression_of, decompress
 from pmvit.config import FinetuneConfig, FinetuneOptions, with_keywords
 from pmvit.config.training import Preset
 from pmvit.data.batches import first_images
+from pmvit.data.loaders import prepare
 from pmvit.data.sources import has_pixel_labels
 from pmvit.data.training import LoaderData, SourceData, TrainingData
 from pmvit.data.transforms import Preparation, color_mode, training_transform
@@ -199,4 +200,5 @@ def training_data(
         names = ("crop_scale", "hflip", "color_jitter", "auto_augment")
         transform = training_transform(data_config, **{name: getattr(config, name) for name in names})
     options = {"batch": config.batch_size // passes, "workers": config.workers, "seed": config.seed}
-    return SourceData(source, transform, color_mode(data_config), process, epoch_images, **options)
+    read = partial(prepare, transform, color_mode(data_config))
+    return SourceData(source, read, process, epoch_images, **options)

@@ -209,20 +209,18 @@ class Trainer:
         measured = {"tuned": asdict(evaluation)} if evaluation is not None else {}
         save(self.learner.evaluated, folder, card=CardDetails(measured, {"finetune": asdict(self.config), **started}))
 
-    # --- what survives a kill ---
-
     def _start(self) -> None:
         """Go on from the last checkpoint of the folder, if there is one, and begin to write there."""
         if self.folder is None:
             return
         if (checkpoint := self.checkpoints.read_latest()) is not None:
-            there = checkpoint.state
+            _, there = checkpoint
             if there["steps_per_epoch"] != self.steps_per_epoch:
                 raise PmvitError(
                     f"the run had {there['steps_per_epoch']} steps per epoch, and would now have "
                     f"{self.steps_per_epoch}: resume it with the images, batches and processes it began with"
                 )
-            self.learner.restore(checkpoint)
+            self.learner.restore(*checkpoint)
             self.step, self.best, self.last = there["step"], there["best"], _evaluation(there["last"])
             if self.best is not None and self.best["quality"] is not None:
                 try:
@@ -240,11 +238,8 @@ class Trainer:
         """Write everything that is needed to go on from here."""
         place: dict[str, Any] = {"step": self.step, "steps_per_epoch": self.steps_per_epoch, "best": self.best}
         place["last"] = asdict(self.last) if self.last is not None else None
-
-        def write(_folder: Path) -> None:
-            self.checkpoints.write(self.step, self.learner.snapshot(place))
-
-        self._write_on_main(f"the checkpoint of step {self.step}", write)
+        what = f"the checkpoint of step {self.step}"
+        self._write_on_main(what, lambda _: self.checkpoints.write(self.step, *self.learner.snapshot(place)))
 
     def _kept(self) -> str:
         """What there is to go on from, to end an error with."""

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import pmvit
-from pmvit.data.loaders import create_loader
+from pmvit.data.loaders import create_loader, prepare
 from pmvit.data.segmentation import has_masks, open_pairs
 from pmvit.data.sources import FileSource, Mask
 from pmvit.data.training import SourceData
@@ -168,7 +168,7 @@ def test_augmentation_moves_image_and_mask_together() -> None:
 def test_training_batches_are_the_same_from_any_point(tmp_path: Path) -> None:
     source = open_pairs(plain(tmp_path, [0, 1, 255], count=8), 2)
     augmentation = partial(Preparation(CONFIG).augmented_pair, **AUGMENTATION)
-    data = SourceData(source, augmentation, "RGB", batch=2, workers=0, seed=3)
+    data = SourceData(source, partial(prepare, augmentation, "RGB"), batch=2, workers=0, seed=3)
     first, again = list(data.epoch(1, 0)), list(data.epoch(1, 2))
     assert len(first) == 4
     for here, there in zip(first[2:], again, strict=True):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import pmvit
-from pmvit.training.record import Checkpoint, Checkpoints, join_tensors, split_tensors
+from pmvit.training.record import Checkpoints, join_tensors, split_tensors
 from tests.helpers import QUIET, Batches, compressed, same, small_vit, states
 
 
@@ -170,7 +170,7 @@ def test_checkpoints_round_trip_and_only_the_last_stay(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     shared = torch.arange(4.0)
     for step in (5, 10, 100):
-        checkpoints.write(step, Checkpoint({"a": shared, "b": shared, "c": shared[:2]}, {"step": step, "x": None}))
+        checkpoints.write(step, {"a": shared, "b": shared, "c": shared[:2]}, {"step": step, "x": None})
     assert checkpoints.steps() == [10, 100]
     tensors, state = checkpoints.read(tmp_path / "step-00000100.safetensors")
     assert state == {"step": 100, "x": None}
