@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -24,13 +24,14 @@ from torch import nn
 import pmvit
 from pmvit._system import keep_freed_memory
 from pmvit.config import FinetuneConfig
-from pmvit.data.training import TrainingBatch, TrainingData
+from pmvit.data.batches import TrainingBatch
+from pmvit.data.training import TrainingData
 from pmvit.data.transforms import BatchTransform
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
 from pmvit.numbers.bootstrap import bootstrap, mean
+from pmvit.training.learner import parameter_groups
 from pmvit.training.loss import finetune_loss
-from pmvit.training.matrices import parameter_groups
 from pmvit.training.record import RunRecord
 from pmvit.training.run import training_data
 from pmvit.training.trainer import Trainer
@@ -70,7 +71,7 @@ class HeldUp:
         self.bare = bare
         self.steps = steps
         self.finish = BatchTransform(host_of(bare.model).data_config(), 0.0, torch.device("cpu"))
-        self.name, self.broken = data.name, data.broken
+        self.broken = data.broken
         self.times: dict[str, list[float]] = {"loop": [], "bare": []}
 
     def __len__(self) -> int:
@@ -90,7 +91,7 @@ class HeldUp:
         self.data.close()
 
 
-def images(folder: Path) -> Path:
+def pictures(folder: Path) -> Path:
     """Oxford Pets, or random pictures of the same size where they are not at hand."""
     if (DATA / "pets" / "images" / "train").is_dir():
         return DATA / "pets" / "images" / "train"
@@ -115,12 +116,12 @@ def measure(rounds: int) -> dict[str, Any]:
     model = create_model(name, weights, num_classes=37) if weights.exists() else timm.create_model(name, num_classes=37)
     small = pmvit.compress(model, pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.6))
     with tempfile.TemporaryDirectory() as folder:
-        data = training_data(small, images(Path(folder)), CONFIG, (0, 1), None)
+        data = training_data(small, pictures(Path(folder)), CONFIG, (0, 1), None)
         held_up = HeldUp(data, BareSteps(small, model), (rounds + 2) * STEPS)
         config = FinetuneConfig(**{**vars(CONFIG), "epochs": 1})
         record = RunRecord.of(small, model, config, {})
-        trainer = Trainer(small, model, held_up, config, Accelerator(cpu=True), record, Path(folder) / "run")
-        trainer.run(None, progress=False)
+        images, output = cast("TrainingData", held_up), Path(folder) / "run"
+        Trainer(small, model, images, Accelerator(cpu=True), record, output).run(None, progress=False)
     times = {what: seconds[2:] for what, seconds in held_up.times.items()}
     ratio = bootstrap(torch.tensor([times["loop"], times["bare"]]).T, ratio_of_sums)
     return {**ratio._asdict(), "times": times}

@@ -8,7 +8,6 @@ Everything is inside the package: the model, 2,000 images to measure and to tune
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,8 +40,8 @@ def measure(rows: list[Row], seeds: int) -> None:
             small = pmvit.compress(model, plans[method])
             for stage in STAGES:
                 if stage == "tuned":
-                    config = replace(TUNING, seed=seed)
-                    pmvit.finetune(small, teacher=model, train=demo_loader("train", TUNING_BATCH), config=config)
+                    options = {**vars(TUNING), "seed": seed}
+                    pmvit.finetune(small, teacher=model, train=demo_loader("train", TUNING_BATCH), **options)
                 found = answers(logits(small, test), labels, reference)
                 rows.append({"key": [method, stage, seed], "gflops": pmvit.flops(small).gflops, **found})
             write_text(RESULTS, json.dumps(rows) + "\n")

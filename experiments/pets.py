@@ -63,7 +63,7 @@ def original() -> nn.Module:
     torch.manual_seed(0)
     weights = DATA / "weights" / "vit_tiny_patch16_224.safetensors"
     model = create_model("vit_tiny_patch16_224", weights, num_classes=37)
-    pmvit.finetune(model, train=TRAIN, val=TEST, config=RECIPE, output=RUNS / "original", resume=True)
+    pmvit.finetune(model, train=TRAIN, val=TEST, output=RUNS / "original", resume=True, **vars(RECIPE))
     return pmvit.load(RUNS / "original" / "last")
 
 
@@ -99,8 +99,8 @@ def measure(rows: list[Row]) -> None:
             add(name, keep, "compressed", small)
         if not has(name, keep, "tuned"):
             output = folder_of(name, keep)
-            config = pmvit.FinetuneConfig(**{**asdict(RECIPE), **tune_options})
-            pmvit.finetune(small, train=TRAIN, val=TEST, teacher=reference, config=config, output=output, resume=True)
+            options = {**vars(RECIPE), **tune_options}
+            pmvit.finetune(small, train=TRAIN, val=TEST, teacher=reference, output=output, resume=True, **options)
             small = pmvit.load(output / "last")
             curve = [line["top1"] for line in read_metrics(output) if line.get("kind") == "epoch"]
             add(name, keep, "tuned", small, curve=curve)

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 import pmvit
 from experiments.common import percent
 from pmvit.data.loaders import create_loader
-from pmvit.data.segmentation import PairSource, Split, open_pairs
+from pmvit.data.segmentation import Split, open_pairs
+from pmvit.data.sources import FileSource
 from pmvit.evaluation.segmentation import (
     class_iou,
     classes_at,
@@ -88,8 +89,8 @@ def original() -> nn.Module:
     weights = DATA / "weights" / "vit_tiny_patch16_224.safetensors"
     model = create_model("segmenter:vit_tiny_patch16_224", weights, classes=len(CLASSES), image_size=224)
     output = RUNS / "original"
-    config = pmvit.FinetuneConfig(**{**vars(RECIPE), "epochs": EPOCHS, "lr": 2e-4, "alpha": 0.0})
-    pmvit.finetune(model, train=PETS, config=config, output=output, resume=True, first_label=FIRST_LABEL)
+    options = {**vars(RECIPE), "epochs": EPOCHS, "lr": 2e-4, "alpha": 0.0}
+    pmvit.finetune(model, train=PETS, output=output, resume=True, first_label=FIRST_LABEL, **options)
     return pmvit.load(output / "last")
 
 
@@ -113,10 +114,10 @@ def compressed(model: nn.Module, variant: Variant) -> nn.Module:
     return pmvit.compress(model, pmvit.plan(scores, gflops=gflops, prune=PRUNE, **LATE))
 
 
-def every(split: Split, step: int) -> PairSource:
+def every(split: Split, step: int) -> FileSource:
     """Some of the images of a split."""
-    pairs = open_pairs(PETS, len(CLASSES), split, FIRST_LABEL)
-    return replace(pairs, pairs=pairs.pairs[::step])
+    source = open_pairs(PETS, len(CLASSES), split, FIRST_LABEL)
+    return replace(source, files=source.files[::step], labels=(source.labels or ())[::step])
 
 
 def compare_blocks(model: nn.Module) -> list[Row]:
@@ -138,8 +139,8 @@ def compare_blocks(model: nn.Module) -> list[Row]:
 def tuned(model: nn.Module, variant: Variant) -> nn.Module:
     output = RUNS / variant.name
     small = compressed(model, variant)
-    config = pmvit.FinetuneConfig(**{**vars(RECIPE), "epochs": TUNING_EPOCHS})
-    pmvit.finetune(small, train=PETS, teacher=model, config=config, output=output, resume=True, first_label=FIRST_LABEL)
+    options = {**vars(RECIPE), "epochs": TUNING_EPOCHS}
+    pmvit.finetune(small, train=PETS, teacher=model, output=output, resume=True, first_label=FIRST_LABEL, **options)
     return pmvit.load(output / "last")
 
 

@@ -112,8 +112,8 @@ class Subject(ABC):
         def tuned() -> nn.Module:
             model = self.compressed(plan)
             output = None if self.runs is None else self.runs / sha256((self.title + recipe).encode()).hexdigest()[:12]
-            data = self.training(crop)
-            pmvit.finetune(model, teacher=self.model, train=data, config=config, output=output, resume=bool(output))
+            options = {"train": self.training(crop), "output": output, "resume": bool(output), **vars(config)}
+            pmvit.finetune(model, teacher=self.model, **options)
             return model
 
         rows.add(self.key(variant, seed), lambda: self._once(recipe, tuned))

@@ -60,8 +60,8 @@ def measure(rows: list[Row]) -> None:
     for name, options in VARIANTS.items():
         if name not in done:
             small = pmvit.compress(model, plan)
-            config = pmvit.FinetuneConfig(**{**asdict(TUNING), **options})
-            pmvit.finetune(small, teacher=model, train=demo_loader("train", TUNING_BATCH), config=config)
+            tuning = {**vars(TUNING), **options}
+            pmvit.finetune(small, teacher=model, train=demo_loader("train", TUNING_BATCH), **tuning)
             add(name, small)
 
 

@@ -221,8 +221,7 @@ def open_loader(
     seed: int = 0,
     strict: bool = False,
     limit: int | None = None,
-    process: int = 0,
-    processes: int = 1,
+    process: tuple[int, int] = (0, 1),
 ) -> ImageLoader:
     """Make a loader of the images that a path names, prepared for the model.
 
@@ -239,7 +238,6 @@ def open_loader(
         strict=strict,
         limit=limit,
         process=process,
-        processes=processes,
     )
 
 
@@ -250,9 +248,9 @@ def open_validation(
 
     Images with masks come whole; of others, every process gets 64 at a time.
     """
-    index, count = process
+    count = process[1]
     if not isinstance(data, (str, Path)):
-        return data if data is None or count == 1 else EveryNth(data, index, count)
+        return data if data is None or count == 1 else EveryNth(data, process)
     return open_loader(
         model,
         data,
@@ -262,8 +260,7 @@ def open_validation(
         first_label=first_label,
         batch_size=64 * count,
         workers=workers,
-        process=index,
-        processes=count,
+        process=process,
     )
 
 

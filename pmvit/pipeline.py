@@ -61,7 +61,7 @@ def measure_path(
     is_scored = isinstance(config, ScoreConfig)
     if is_scored or process == 0:
         reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shuffle": True}
-        reading |= {"process": process, "processes": processes} if is_scored else {}
+        reading |= {"process": (process, processes)} if is_scored else {}
         needs_labels = isinstance(config, ScoreConfig) and config.needs_labels
         loader = open_loader(model, data, labels=needs_labels, first_label=first_label, **reading)
         store = partial if is_scored else None
@@ -153,12 +153,12 @@ def run(
         train=train,
         val=val,
         teacher=model,
-        config=tuning,
         output=folder,
         resume=True,
         epoch_images=epoch_images,
         first_label=first_label,
         progress=progress,
+        **vars(tuning),
     )
     if not evaluated:
         _evaluate(folder, model, validation, tuning, is_main, progress)

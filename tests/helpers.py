@@ -19,7 +19,7 @@ from pmvit.cli import main
 from pmvit.data.demo import demo_images
 from pmvit.planning import Plan
 from pmvit.tensors import read_tensors
-from pmvit.training.checkpoint import Checkpoints, select
+from pmvit.training.record import Checkpoints, select
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 

@@ -14,7 +14,7 @@ from pmvit.config.training import Learn
 from pmvit.merged_mlp import MergedNorm, SpreadMlp
 from pmvit.planning import LayerPlan, Plan, predicted_macs
 from pmvit.prune_merge import TokenMatrices
-from pmvit.training.matrices import matrix_parameters, set_learnable
+from pmvit.training.learner import matrix_parameters, set_learnable
 from tests.helpers import small_vit
 from tests.swins import small_swin
 

@@ -47,7 +47,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     compressed = pmvit.evaluate(small, test, reference=model)
     train, val = demo_loader("train", TUNING_BATCH), demo_loader("test")[:1]  # a batch is enough for a curve
     with tempfile.TemporaryDirectory() as folder:
-        pmvit.finetune(small, teacher=model, train=train, val=val, config=TUNING, output=folder)
+        pmvit.finetune(small, teacher=model, train=train, val=val, output=folder, **vars(TUNING))
         metrics = (Path(folder) / METRICS).read_text(encoding="utf-8")
     tuned = pmvit.evaluate(small, test, reference=model)
 

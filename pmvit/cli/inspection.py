@@ -61,7 +61,7 @@ def evaluate(
         own.append(("compared with", TITLES[result.reference]))
     console.table((f"{result.images} images", str(model)), [*own, *compared])
     warn_of(loader.broken)
-    return {**found, "broken_files": loader.broken.files}
+    return {**found, "broken_files": loader.broken}
 
 
 def _rows(found: dict[str, Any]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -121,7 +121,7 @@ def segment(
     console.table(("picture", "agreement", "mIoU", "compressed"), cells)
     warn_of(made.broken)
     console.print(f"all of them on one sheet: {sheet}")
-    return {"sheet": sheet, "images": rows, "broken_files": made.broken.files}
+    return {"sheet": sheet, "images": rows, "broken_files": made.broken}
 
 
 @opt.verb
@@ -165,7 +165,7 @@ def visualize(
     if made.maps and found is None:
         console.warn("no scores lie with the model: pass --scores to have their maps")
     warn_of(made.broken)
-    return {"maps": made.maps, "images": made.images, "broken_files": made.broken.files}
+    return {"maps": made.maps, "images": made.images, "broken_files": made.broken}
 
 
 @opt.verb

@@ -76,7 +76,7 @@ def calibrate(
 ) -> dict[str, Any] | None:
     """Bring a compressed model nearer to its original in minutes, without labels; the same command again goes on."""
     import pmvit
-    from pmvit.training.calibration import EPOCH_IMAGES
+    from pmvit.training.run import EPOCH_IMAGES
 
     if model.exists() and model.resolve() == output.resolve():
         raise PmvitError(f"the calibrated model would overwrite the one it is made of: choose another folder: {output}")
@@ -90,11 +90,11 @@ def calibrate(
         data,
         val=val,
         teacher=None if teacher is None else open_model(teacher, {}),
-        config=config,
         output=output,
         resume=True,
         distill=distill,
         epoch_images=epoch_images or EPOCH_IMAGES,
+        **vars(config),
     )
     if is_main:
         remember_command(output, after=model)
@@ -152,12 +152,12 @@ def finetune(
         train=command["data"],
         val=command["val"],
         teacher=None if command["teacher"] is None else open_model(command["teacher"], {}),
-        config=config,
         output=folder,
         resume=resume is not None,
         epoch_images=command["epoch_images"],
         first_label=command.get("first_label"),
         command=command,
+        **vars(config),
     )
     if not is_main or folder is None:
         return None

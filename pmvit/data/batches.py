@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from operator import length_hint
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,14 @@ from torch import Tensor
 from pmvit.errors import PmvitError
 
 IGNORED = 255  # the label of pixels that count for nothing
+
+
+class TrainingBatch(NamedTuple):
+    """Images, their labels if they have some, and names that say which they are."""
+
+    images: Tensor
+    labels: Tensor | None
+    names: list[str]
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
@@ -24,11 +33,7 @@ def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def first_images(loader: Iterable[Any], count: int) -> Tensor:
-    """The first `count` images of a loader, or all of them if there are fewer.
-
-    Raises:
-        PmvitError: If there are none.
-    """
+    """The first `count` images of a loader, or all of them if there are fewer; `PmvitError` if there are none."""
     found: list[Tensor] = []
     for batch in loader:
         found.append(unpack(batch)[0])
@@ -41,10 +46,8 @@ def first_images(loader: Iterable[Any], count: int) -> Tensor:
 
 def count_batches(loader: Iterable[Any]) -> int | None:
     """How many batches a loader has; `None` if that cannot be told, as of a stream."""
-    try:
-        return len(loader)  # type: ignore[arg-type]  # that it may have no length is the point
-    except TypeError:
-        return None
+    count = length_hint(loader, -1)
+    return count if count >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,18 @@ class EveryNth:
     """The batches that are for one of several processes, of a loader that knows nothing of processes."""
 
     loader: Iterable[Any]
-    process: int
-    processes: int
+    process: tuple[int, int]
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self.loader, self.process, None, self.processes)
+        return islice(self.loader, self.process[0], None, self.process[1])
 
 
 def unreadable(loader: Any) -> str:
     """Words for an error about a loader without images: that there were some, if none of them could be read."""
-    broken: dict[str, str] = getattr(getattr(loader, "broken", None), "files", {})
-    return f" ({len(broken)} could not be read, the first is {next(iter(broken))})" if broken else ""
+    broken = getattr(loader, "broken", None)
+    if not broken or not isinstance(broken, dict):
+        return ""
+    return f" ({len(broken)} could not be read, the first is {next(iter(broken))})"
 
 
 def check_labels(labels: Tensor, num_classes: int) -> None:

@@ -9,34 +9,14 @@ from torch import Tensor, nn
 
 DEMO = "demo"  # what the model and its images are called where a name or a path is asked for
 FOLDER = Path(__file__).with_name(DEMO)
-CLASSES = (
-    "T-shirt",
-    "trousers",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-)
+CLASSES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 MEAN, STD = 0.2860, 0.3530  # of Fashion-MNIST's training images
-ARCHITECTURE = "vit_tiny_patch16_224"
-ARGUMENTS: dict[str, Any] = {
-    "img_size": 28,
-    "patch_size": 2,
-    "in_chans": 1,
-    "embed_dim": 128,
-    "depth": 6,
-    "num_heads": 4,
-    "num_classes": 10,
-}
 
 
 def create_demo_model() -> nn.Module:
     """Build the demo's ViT with random weights: 14 x 14 patches and a class token, 1.2 million parameters."""
-    model: Any = timm.create_model(ARCHITECTURE, **ARGUMENTS)
+    sizes: dict[str, Any] = {"img_size": 28, "patch_size": 2, "in_chans": 1, "embed_dim": 128, "depth": 6}
+    model: Any = timm.create_model("vit_tiny_patch16_224", num_heads=4, num_classes=len(CLASSES), **sizes)
     model.pretrained_cfg.update(mean=(MEAN,), std=(STD,), crop_pct=1.0, label_names=CLASSES)
     return cast("nn.Module", model)
 

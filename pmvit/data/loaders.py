@@ -4,38 +4,35 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from pmvit.data.masks import Mask
-from pmvit.data.segmentation import PairSource
-from pmvit.data.sources import BROKEN_IMAGE, Sample, Source, Stream, reader_part
+from pmvit.data.batches import TrainingBatch
+from pmvit.data.seeding import seeded
+from pmvit.data.sources import BROKEN_IMAGE, Mask, Sample, Source, Stream, has_pixel_labels, reader_part
 from pmvit.data.transforms import Preparation, color_mode, evaluation_transform
 from pmvit.errors import PmvitError
 
 SECONDS_AFTER_TERM = 30.0  # that a worker stays after SIGTERM
 NICENESS = 10  # of a worker: where cores are few, it reads while the main process waits
 
-Transform = Callable[..., Any]  # an `ImageTransform`, or a `PairTransform` where there are masks
+Transform = Callable[..., Any]  # of an image, or of an image and its mask
+Reader = Callable[..., "Prepared"]  # `prepare` with its first arguments, for a sample and perhaps a seed
 
 
-@dataclass
-class Broken:
+class Broken(dict[str, str]):
     """Images that could not be read: their names, and why, in the order they came up."""
-
-    files: dict[str, str] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def summary(self, most: int = 5, what: str = "skipped") -> str:
         """A few lines that count and name them."""
         lines = [f"{len(self)} broken image{'s' if len(self) != 1 else ''} {what}:"]
-        lines += [f"  {name} ({reason})" for name, reason in list(self.files.items())[:most]]
+        lines += [f"  {name} ({reason})" for name, reason in list(self.items())[:most]]
         if len(self) > most:
             lines.append(f"  and {len(self) - most} more")
         return "\n".join(lines)
@@ -49,85 +46,81 @@ class Prepared(NamedTuple):
     name: str
 
 
-def prepare(sample: Sample, transform: Transform, mode: str) -> Prepared:
+def prepare(transform: Transform, mode: str, sample: Sample, seed: int | None = None) -> Prepared:
     """Decode and transform an image, with its mask if it has one; if the image is broken, say why."""
-    try:
-        image = sample.open(mode)
-        if not isinstance(sample.label, Mask):
-            return Prepared(transform(image), sample.label, sample.name)
-    except BROKEN_IMAGE as error:
-        return Prepared(f"{type(error).__name__}: {error}", None, sample.name)
-    pixels, labels = transform(image, sample.label.read((image.height, image.width)))
-    return Prepared(pixels, labels, sample.name)
+    with nullcontext() if seed is None else seeded(seed):
+        try:
+            image = sample.open(mode)
+            if not isinstance(sample.label, Mask):
+                return Prepared(transform(image), sample.label, sample.name)
+        except BROKEN_IMAGE as error:
+            return Prepared(f"{type(error).__name__}: {error}", None, sample.name)
+        pixels, labels = transform(image, sample.label.read((image.height, image.width)))
+        return Prepared(pixels, labels, sample.name)
 
 
 @dataclass(eq=False)
 class Images(Dataset[Prepared]):
-    """The images of a source by number, prepared."""
+    """The images of a source by their number and the seed of what is random in their preparation, if anything is."""
 
     source: Source
-    transform: Transform
-    mode: str
+    read: Reader
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: Any) -> Prepared:
-        return prepare(self.source[index], self.transform, self.mode)
+    def __getitem__(self, key: tuple[int, int | None]) -> Prepared:
+        return self.read(self.source[key[0]], key[1])
 
 
 @dataclass(eq=False)
-class _StreamedImages(IterableDataset[Prepared]):
+class StreamedImages(IterableDataset[Prepared]):
     """Each training process reads its own parts of a stream, each of its workers some of these."""
 
     stream: Stream
-    transform: Transform
-    mode: str
+    read: Reader
     process: tuple[int, int]
 
     def __iter__(self) -> Iterator[Prepared]:
-        for sample in self.stream.samples(*reader_part(self.process), None):
-            yield prepare(sample, self.transform, self.mode)
+        return map(self.read, self.stream.samples(*reader_part(self.process), None))
 
 
+@dataclass(eq=False)
 class ImageLoader:
-    """Batches of `(images, labels)`, or of images where there are no labels. Broken images are left out.
+    """Batches of `(images, labels)`, or of images where there are no labels.
 
-    Attributes:
-        name: Which images these are, in which batches.
-        has_labels: Whether there are labels.
-        broken: What was left out so far.
+    Broken images are left out and noted in `broken`; if `strict`, the first one is an error. `name` says which images
+    these are, in which batches.
     """
 
-    def __init__(self, loader: DataLoader[Any], has_labels: bool, strict: bool, name: str) -> None:
-        self.strict = strict
-        self.name = name
-        self.has_labels = has_labels
-        self.broken = Broken()
-        self._loader = loader
+    loader: DataLoader[Any]
+    has_labels: bool
+    strict: bool
+    name: str
+    broken: Broken = field(default_factory=Broken)
 
     def __len__(self) -> int:
-        if isinstance(self._loader.dataset, IterableDataset):
-            raise TypeError("a stream has no length")
-        return len(self._loader)
+        return len(self.loader)  # a stream has none: `TypeError`
 
     def __iter__(self) -> Iterator[Any]:
-        for items in plain_errors(self._loader):
-            good = [item for item in items if isinstance(item.image, Tensor)]
-            broken = {item.name: item.image for item in items if isinstance(item.image, str)}
+        for batch, broken in plain_errors(self.loader):
             if broken and self.strict:
                 name, reason = next(iter(broken.items()))
                 raise PmvitError(f"expected an image, got a file that cannot be read: {name} ({reason})")
-            self.broken.files.update(broken)
-            if good:
-                images = torch.stack([item.image for item in good])
-                yield (images, stack_labels(good)) if self.has_labels else images
+            self.broken.update(broken)
+            if batch is not None:
+                yield (batch.images, batch.labels) if self.has_labels else batch.images
 
 
-def stack_labels(items: Iterable[Prepared]) -> Tensor | None:
-    """The labels of a batch, of images or of their pixels; `None` if there are none."""
-    known = [torch.as_tensor(item.label) for item in items if item.label is not None]
-    return torch.stack(known) if known else None
+def collate(items: list[Prepared | None], replace: bool = False) -> tuple[TrainingBatch | None, dict[str, str]]:
+    """A batch, `None` of no images, and those that are broken: left out, or replaced by others of the batch."""
+    read = [item for item in items if item is not None]
+    broken = {item.name: item.image for item in read if isinstance(item.image, str)}
+    good = [item for item in read if isinstance(item.image, Tensor)]
+    if not good:
+        return None, broken
+    if replace:
+        good = [item if isinstance(item.image, Tensor) else good[i % len(good)] for i, item in enumerate(read)]
+    images = torch.stack([item.image for item in good if isinstance(item.image, Tensor)])
+    labels = [torch.as_tensor(item.label) for item in good if item.label is not None]
+    return TrainingBatch(images, torch.stack(labels) if labels else None, [item.name for item in good]), broken
 
 
 def plain_errors(loader: Iterable[Any]) -> Iterator[Any]:
@@ -149,8 +142,7 @@ def create_loader(
     seed: int = 0,
     strict: bool = False,
     limit: int | None = None,
-    process: int = 0,
-    processes: int = 1,
+    process: tuple[int, int] = (0, 1),
 ) -> ImageLoader:
     """Make a loader of images, prepared as the model's data configuration says.
 
@@ -161,55 +153,49 @@ def create_loader(
             to the size of the model.
         batch_size: Images per batch; 64 if not given, 8 with masks.
         workers: Processes that read images.
-        shuffle: Take the images in an order that depends only on the seed; not for streams.
-        seed: For `shuffle`.
+        shuffle: Take the images in an order that depends only on `seed`; not for streams.
         strict: A broken image is an error instead of being left out.
         limit: Take so many images at most.
-        process: Which of `processes` this is: each batch is split among them.
-        processes: How many processes share the images.
+        process: Which of how many processes this is: each batch is split among them.
     """
-    mode, has_masks = color_mode(data_config), isinstance(source, PairSource)
+    has_masks = has_pixel_labels(source)
     whole = whole and has_masks
     size = batch_size or (8 if has_masks else 64)
     name = f"{source.name} whole" if whole else f"{source.name} in batches of {size}, seed {seed}"
-    if has_masks:
-        preparation = Preparation.of(data_config)
-        transform: Transform = preparation.whole_pair if whole else preparation.centre_pair
-    else:
-        transform = evaluation_transform(data_config)
-    options: dict[str, Any] = {"collate_fn": list, "worker_init_fn": begin_worker}
+    pairs = Preparation(data_config)
+    of_pairs = pairs.whole_pair if whole else pairs.centre_pair
+    transform: Transform = of_pairs if has_masks else evaluation_transform(data_config)
+    read = partial(prepare, transform, color_mode(data_config))
     if isinstance(source, Stream):
         if limit is not None:
             raise PmvitError(f"limit: expected for what can be counted; {source.name} is a stream: name fewer shards")
-        images = _StreamedImages(source, transform, mode, (process, processes))
-        options["num_workers"] = check_parts(source, workers, processes)
-        return ImageLoader(DataLoader(images, size, **options), source.has_labels, strict, name)
-    order = list(range(len(source)))
-    if shuffle:
-        order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
-    order = order[:limit]
+        loader = data_loader(StreamedImages(source, read, process), workers, batch_size=size)
+        return ImageLoader(loader, source.has_labels, strict, name)
+    count = len(source)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist() if shuffle else range(count)
+    keys = [(index, None) for index in order[:limit]]
+    number, processes = process
     if whole:
-        shares = [[index] for index in order[process::processes]]
+        shares = [[key] for key in keys[number::processes]]
     else:
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
-        shares = [batch[process::processes] for batch in batches if len(batch) >= processes]  # as many for all of them
-    options |= {"num_workers": workers, "persistent_workers": workers > 0}
-    loader = DataLoader(Images(source, transform, mode), batch_sampler=shares, **options)
+        batches = [keys[start : start + size] for start in range(0, len(keys), size)]
+        shares = [batch[number::processes] for batch in batches if len(batch) >= processes]  # as many for all of them
+    loader = data_loader(Images(source, read), workers, batch_sampler=shares)
     return ImageLoader(loader, source.has_labels, strict, name)
 
 
-def check_parts(stream: Stream, workers: int, processes: int) -> int:
-    """How many workers of each process a stream can serve.
-
-    Raises:
-        PmvitError: If it has fewer parts than there are processes.
-    """
-    if stream.num_parts < processes:
-        raise PmvitError(
-            f"expected at least {processes} shards in {stream.name}, one per process; got {stream.num_parts}: "
-            "write the data in more shards"
-        )
-    return min(workers, stream.num_parts // processes)
+def data_loader(images: Dataset[Any], workers: int, *, replace: bool = False, **options: Any) -> DataLoader[Any]:
+    """Batches that workers read, each with its broken images; `PmvitError` if a stream has too few parts for that."""
+    if isinstance(images, StreamedImages):
+        stream, (_, processes) = images.stream, images.process
+        if stream.num_parts < processes:
+            raise PmvitError(
+                f"expected at least {processes} shards in {stream.name}, one per process; got {stream.num_parts}: "
+                "write the data in more shards"
+            )
+        workers = min(workers, stream.num_parts // processes)
+    options |= {"num_workers": workers, "worker_init_fn": begin_worker, "collate_fn": partial(collate, replace=replace)}
+    return DataLoader(images, persistent_workers=workers > 0 and not isinstance(images, StreamedImages), **options)
 
 
 def begin_worker(_worker: int) -> None:

@@ -117,8 +117,10 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
     """
     known = {kind: {field.name for field in fields(config)} for kind, config in CONFIGS.items()}
     owners = {name: [kind for kind in CONFIGS if name in known[kind]] for name in options}
-    kind: Measurement | None = "scored" if method == "paper" else method
-    if kind is None:
+    kind: Measurement = "scored"
+    if method is not None and method != "paper":
+        kind = method
+    if method is None:
         fitting = [kind for kind in CONFIGS if all(kind in of_name for of_name in owners.values() if of_name)]
         whole = can_measure_merges(model)
         kind = next((each for each in fitting if each == "scored" or whole), "scored")

@@ -8,7 +8,7 @@ from timm.data.imagenet_info import ImageNetInfo
 from torch import nn
 
 from pmvit.data import demo
-from pmvit.data.sources import FolderSource, open_source
+from pmvit.data.sources import FileSource, open_source
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
 from pmvit.loading import num_classes_of
@@ -56,7 +56,7 @@ def _folder_names(data: str | Path, classes: int) -> tuple[str, ...]:
     if data == demo.DEMO:
         return demo.CLASSES
     source = open_source(data, classes or None)
-    if not isinstance(source, FolderSource) or source.labels is None:
+    if not isinstance(source, FileSource) or source.labels is None:
         return ()
     folders = [path.relative_to(data).parts[0] for path in source.files]
     found = dict(zip(source.labels, folders, strict=True))

@@ -33,7 +33,7 @@ class InputImages:
         config = host.data_config()
         self.mode = color_mode(config)
         self._mean, self._std = (torch.tensor(config[name]).view(-1, 1, 1) for name in ("mean", "std"))
-        self._pixels = Preparation.of(config) if host.outputs().pixel_classes is not None else None
+        self._pixels = Preparation(config) if host.outputs().pixel_classes is not None else None
         self._transform = evaluation_transform(config)
 
     def prepare(self, picture: Image.Image) -> Tensor:
@@ -64,11 +64,11 @@ def readable(samples: Sequence[Sample], mode: str, broken: Broken) -> Iterator[t
         try:
             picture = sample.open(mode)
         except BROKEN_IMAGE as error:
-            broken.files[sample.name] = f"{type(error).__name__}: {error}"
+            broken[sample.name] = f"{type(error).__name__}: {error}"
         else:
             yield number, sample, picture
     if samples and len(broken) == len(samples):
-        name, reason = next(iter(broken.files.items()))
+        name, reason = next(iter(broken.items()))
         raise PmvitError(f"expected an image that can be read, got none: {name} ({reason})")
 
 

@@ -1,7 +1,6 @@
 """Fine-tuning with self-distillation: from a compressed model to one that is as accurate as its original."""
 
-from pmvit.training.calibration import calibrate
-from pmvit.training.run import finetune
+from pmvit.training.run import calibrate, finetune
 from pmvit.training.signals import StoppedError
 from pmvit.training.trainer import Finetuned
 

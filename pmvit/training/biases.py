@@ -7,6 +7,9 @@ with which the mean of its output is that of the original's block, and the next 
 last block only those tokens count that the head reads.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +18,6 @@ from torch import Tensor, nn
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
-from pmvit.training.hooks import block_hooks, output_tokens
 
 PREFIX_SHARE = 0.1  # of the mean over tokens, for class and other prefix tokens: few, but what is read in the end
 TRIED = 3  # biases of a block, last first
@@ -23,18 +25,11 @@ TRIED = 3  # biases of a block, last first
 
 @torch.no_grad()
 def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
-    """Correct the last bias of every block, in place.
+    """Correct the last bias of every block of a compressed model, in place, to that of its original.
 
     All images pass the compressed model at once, because every block has to get what those before it put out when they
-    are corrected. A few hundred are enough: only means are taken.
-
-    Args:
-        model: A compressed model.
-        teacher: Its original.
-        images: The images to take means over.
-
-    Returns:
-        How many blocks were corrected; one without a bias that moves all tokens alike is left as it is.
+    are corrected. A few hundred are enough: only means are taken. A block without a bias that moves all tokens alike is
+    left as it is; how many were corrected is returned.
     """
     means = _block_means(teacher, images)
     host = host_of(model)
@@ -43,74 +38,60 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
 
     def correct(number: int, block: nn.Module, arguments: Any, options: Any, output: Any) -> Any:
         nonlocal corrected
-        tokens = _tokens(output)
+        tokens, prefix, patches = _tokens(output), layouts[number].num_prefix, layouts[number].num_patches
         missing = means[number] - tokens.mean(0)
-        weights = _token_weights(layouts[number].num_prefix, layouts[number].num_patches).to(tokens)[:, None]
+        weights = tokens.new_ones(prefix + patches, 1)  # how much each token counts
+        weights[:prefix] = PREFIX_SHARE / (1 - PREFIX_SHARE) * patches / max(prefix, 1)
         if number == len(layouts) - 1 and num_read is not None:
             weights[num_read:] = 0.0  # nobody reads them, and plans know it
-        for bias in _last_biases(block, tokens.shape[-1]):
-            moves = _response(block, bias, arguments, options, tokens)
-            if moves is None:
-                continue
+        own = getattr(block, "block", block).parameters()
+        biases = [parameter for parameter in own if parameter.shape == tokens.shape[-1:]]
+        for bias in biases[: -TRIED - 1 : -1]:
+            before = bias.clone()
+            try:
+                bias.add_(1)
+                moved = _tokens(block.forward(*arguments, **options)) - tokens
+            finally:
+                bias.copy_(before)
+            moves = moved.mean(0)  # how far tokens move, (tokens, width), if each entry of the bias is raised by one
+            if not ((moved - moves).abs().max() <= 1e-3 * moves.abs().max() and moves.any()):
+                continue  # images differ, or nothing moves
             shift = (weights * moves * missing).sum(0) / (weights * moves.square()).sum(0).clamp(min=1e-12)
             bias.add_(shift)
             corrected += 1
-            return _with_tokens(output, tokens + moves * shift)
+            now = tokens + moves * shift
+            return (now.view_as(output[0]), *output[1:]) if isinstance(output, tuple) else now.view_as(output)
         return None
 
-    with block_hooks(model, correct), evaluation_mode(model):
+    with _block_hooks(model, correct):
         predict(model, images)
     return corrected
 
 
 def _block_means(teacher: nn.Module, images: Tensor) -> list[Tensor]:
     """The mean output tokens of every block over the images, (tokens, width) each."""
-    sums: dict[int, Tensor] = {}
+    sums: dict[int, Any] = {}
 
     def add(number: int, _block: nn.Module, _arguments: Any, _options: Any, output: Any) -> None:
-        total = _tokens(output).sum(0)
-        sums[number] = total if number not in sums else sums[number] + total
+        sums[number] = sums.get(number, 0) + _tokens(output).sum(0)
 
-    with block_hooks(teacher, add), evaluation_mode(teacher):
+    with _block_hooks(teacher, add):
         for part in images.split(32):
             predict(teacher, part)
     return [sums[number] / len(images) for number in sorted(sums)]
 
 
+@contextmanager
+def _block_hooks(model: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    """Call `hook(number, block, arguments, options, output)` after each block; what it returns replaces the output."""
+    with ExitStack() as hooks, evaluation_mode(model):
+        for number, name in enumerate(host_of(model).block_names()):
+            block = model.get_submodule(name)
+            hooks.enter_context(block.register_forward_hook(partial(hook, number), with_kwargs=True))
+        yield
+
+
 def _tokens(output: Any) -> Tensor:
     """The (batch, tokens, width) tokens in what a block puts out."""
-    return output_tokens(output).flatten(1, -2)
-
-
-def _with_tokens(output: Any, tokens: Tensor) -> Any:
-    """What a block puts out, with other tokens."""
-    if isinstance(output, tuple):
-        return (tokens.view(output[0].shape), *output[1:])
-    return tokens.view(output.shape)
-
-
-def _token_weights(num_prefix: int, num_patches: int) -> Tensor:
-    """How much each token counts: the prefix tokens together for their share."""
-    prefix = PREFIX_SHARE / (1 - PREFIX_SHARE) * num_patches / max(num_prefix, 1)
-    return torch.cat([torch.full((num_prefix,), prefix), torch.ones(num_patches)])
-
-
-def _last_biases(block: nn.Module, width: int) -> list[nn.Parameter]:
-    """The last vectors of a block with one entry per channel."""
-    wrapped = getattr(block, "block", block)
-    return [parameter for parameter in wrapped.parameters() if parameter.shape == (width,)][: -TRIED - 1 : -1]
-
-
-def _response(
-    block: nn.Module, bias: nn.Parameter, arguments: tuple[Any, ...], options: dict[str, Any], tokens: Tensor
-) -> Tensor | None:
-    """How far the output moves, (tokens, width), if each entry of a bias is raised by one; `None` if images differ."""
-    before = bias.clone()
-    bias.add_(1)
-    try:
-        moved = _tokens(block.forward(*arguments, **options)) - tokens
-    finally:
-        bias.copy_(before)
-    mean = moved.mean(0)
-    is_alike = (moved - mean).abs().max() <= 1e-3 * mean.abs().max()
-    return mean if is_alike and mean.any() else None
+    tokens: Tensor = output[0] if isinstance(output, tuple) else output
+    return tokens.flatten(1, -2)

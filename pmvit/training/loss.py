@@ -1,7 +1,8 @@
 """The loss of fine-tuning (Eq. 11): cross-entropy, divergence from the original, and agreement of the token maps."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,6 @@ from pmvit.config import FinetuneConfig
 from pmvit.data.batches import IGNORED, check_labels
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
-from pmvit.training.hooks import block_hooks, output_tokens
-
-TokenMaps = Mapping[int, Tensor]
 
 
 def divergence(logits: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
@@ -29,12 +27,9 @@ def divergence(logits: Tensor, target: Tensor, temperature: float = 1.0) -> Tens
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """CE(y, p) of Eq. 11, the mean over images, or over those pixels that are labelled.
+    """CE(y, p) of Eq. 11, the mean over images, or over those pixels that are labelled; classes are last in logits.
 
-    Args:
-        logits: Classes last.
-        labels: Class numbers, one per image, or one per pixel with 255 for those that do not count; or distributions.
-        smoothing: Share of a label that is spread over all classes.
+    Labels are class numbers, one per image, or one per pixel with 255 for those that do not count; or distributions.
     """
     if labels.is_floating_point():  # mixup smooths its distributions itself
         return F.cross_entropy(logits.float(), labels)
@@ -67,53 +62,46 @@ def finetune_loss(
     logits: Tensor,
     labels: Tensor | None,
     teacher_logits: Tensor | None = None,
-    tokens: TokenMaps | None = None,
-    teacher_tokens: TokenMaps | None = None,
+    tokens: Mapping[int, Tensor] | None = None,
+    teacher_tokens: Mapping[int, Tensor] | None = None,
     has_classes: bool = True,
 ) -> dict[str, Tensor]:
     """`CE(y, p) + alpha KL(q || p)` (Eq. 11) plus the token term, as `loss` and its parts by name.
 
-    Args:
-        config: Weights, temperature and smoothing.
-        logits: Of the compressed model.
-        labels: Class numbers of images or pixels, or the mixed distributions of mixup. Not read where `config.labels`
-            is off.
-        teacher_logits: Of the original; without them the divergence is left out.
-        tokens: Output tokens of the chosen blocks of the compressed model.
-        teacher_tokens: The same of the original.
-        has_classes: Whether the logits are some; if they are an embedding, its cosine distance takes the place of KL.
+    Labels are as `cross_entropy` takes them, and not read where `config.labels` is off. Without the teacher's logits
+    the divergence is left out; if they are no logits but embeddings, their cosine distance takes its place. Tokens are
+    those of the chosen blocks, of the compressed model and of the original.
     """
     parts: dict[str, Tensor] = {}
-    total = logits.new_zeros((), dtype=torch.float32)
     if config.labels:
         if labels is None:
             raise PmvitError("expected batches of (images, labels), got images alone: tune with labels=False")
         parts["ce"] = cross_entropy(logits, labels, config.label_smoothing)
-        total = total + parts["ce"]
     if teacher_logits is not None:
         if has_classes:
-            parts["kl"] = distance = divergence(logits, teacher_logits, config.temperature)
+            parts["kl"] = divergence(logits, teacher_logits, config.temperature)
         else:
-            parts["cosine"] = distance = cosine_distance(logits, teacher_logits)
-        total = total + (config.alpha if config.labels else 1.0) * distance
+            parts["cosine"] = cosine_distance(logits, teacher_logits)
     if tokens and teacher_tokens:
         parts["tokens"] = torch.stack([token_distance(tokens[i], teacher_tokens[i]) for i in tokens]).mean()
-        total = total + config.token_alpha * parts["tokens"]
-    return {"loss": total, **parts}
+    alpha = config.alpha if config.labels else 1.0
+    weights = {"ce": 1.0, "kl": alpha, "cosine": alpha, "tokens": config.token_alpha}
+    weighted = (weights[name] * part for name, part in parts.items())
+    return {"loss": sum(weighted, logits.new_zeros((), dtype=torch.float32)), **parts}
 
 
 @contextmanager
 def tapped_tokens(model: nn.Module, blocks: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
     """A dictionary that holds, after each forward pass, what the chosen blocks put out (all tokens, reconstructed)."""
-    depth = len(host_of(model).block_names())
-    if unknown := [block for block in blocks if not -depth <= block < depth]:
-        raise PmvitError(f"token_blocks: expected blocks of 0 ... {depth - 1}, got {unknown[0]}")
-    names = [[block for block in blocks if block % depth == number] for number in range(depth)]
-    maps: dict[int, Tensor] = {}
+    names, maps = host_of(model).block_names(), {}
 
-    def keep(number: int, _block: nn.Module, _arguments: Any, _options: Any, output: Any) -> None:
-        for name in names[number]:
-            maps[name] = output_tokens(output)
+    def keep(block: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
+        maps[block] = output[0] if isinstance(output, tuple) else output
 
-    with block_hooks(model, keep):
+    with ExitStack() as hooks:
+        for block in blocks:
+            if not -len(names) <= block < len(names):
+                raise PmvitError(f"token_blocks: expected blocks of 0 ... {len(names) - 1}, got {block}")
+            module = model.get_submodule(names[block])
+            hooks.enter_context(module.register_forward_hook(partial(keep, block)))
         yield maps

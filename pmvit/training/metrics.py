@@ -1,12 +1,10 @@
 """What a run measures: one JSON line per step and per epoch, and the learning curves."""
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
-from pmvit.errors import PmvitError
 from pmvit.files import write_atomically, write_text
 from pmvit.numbers.measures import MEASURES, QUALITIES
 
@@ -23,43 +21,17 @@ RATES = {"lr": "weights", "matrix_lr": "M and R"}
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run so far; one that a kill cut short is left out."""
-    path = folder / FILE
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    result = []
-    for line in lines:
-        try:
+    path, result = folder / FILE, []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):
             result.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
     return result
 
 
-class MetricsLog:
-    """Appends lines to `metrics.jsonl`. After a resume it goes on behind the step the checkpoint is of."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        kept = [json.dumps(line) for line in read_metrics(folder) if line["step"] <= step]
-        write_text(folder / FILE, "".join(f"{line}\n" for line in kept))
-        self._file: TextIO = (folder / FILE).open("a", encoding="utf-8")
-
-    def write(self, values: dict[str, Any], last_checkpoint: Callable[[], Path | None]) -> None:
-        """Append a line.
-
-        Raises:
-            PmvitError: If it cannot be written, as on a full disk; it names the checkpoint to go on from.
-        """
-        try:
-            self._file.write(json.dumps(values) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise PmvitError(
-                f"could not write {self._file.name} ({error.strerror}); the last checkpoint is {last_checkpoint()}. "
-                "Make room, then resume"
-            ) from None
-
-    def close(self) -> None:
-        with suppress(OSError):  # what could not be written was said already
-            self._file.close()
+def keep_metrics(folder: Path, step: int) -> None:
+    """Drop the lines behind a step: a resumed run writes them again."""
+    kept = [json.dumps(line) for line in read_metrics(folder) if line["step"] <= step]
+    write_text(folder / FILE, "".join(f"{line}\n" for line in kept))
 
 
 class Curves(NamedTuple):

@@ -1,8 +1,8 @@
-"""`finetune`: put a run together from a model, images and a configuration, and go."""
+"""`finetune` and `calibrate`: put a run together from a model, images and options, and go."""
 
 import copy
 from collections.abc import Iterable
-from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,20 +13,27 @@ from torch import nn
 from pmvit._system import avoid_broken_amx, keep_freed_memory
 from pmvit.compression import compression_of, decompress
 from pmvit.config import FinetuneConfig, FinetuneOptions, with_keywords
-from pmvit.data.segmentation import PairSource
+from pmvit.config.training import Preset
+from pmvit.data.batches import first_images
+from pmvit.data.loaders import prepare
+from pmvit.data.sources import has_pixel_labels
 from pmvit.data.training import LoaderData, SourceData, TrainingData
-from pmvit.data.transforms import PairAugmentation, Preparation, color_mode, training_transform
+from pmvit.data.transforms import Preparation, color_mode, training_transform
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
-from pmvit.loading import open_images, open_validation
-from pmvit.saving.models import check_savable, load
-from pmvit.training.matrices import matrix_parameters
-from pmvit.training.record import RunRecord
+from pmvit.loading import open_images, open_loader, open_validation
+from pmvit.saving.models import check_savable, load, save
+from pmvit.training.biases import correct_biases
+from pmvit.training.learner import matrix_parameters
+from pmvit.training.record import RunRecord, has_begun
 from pmvit.training.trainer import LAST, Finetuned, Trainer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+EPOCH_IMAGES = 1000  # of calibration
+BIAS_IMAGES = 256
 
 
 @with_keywords(FinetuneConfig)
@@ -36,7 +43,7 @@ def finetune(
     train: str | Path | Iterable[Any],
     val: str | Path | Iterable[Any] | None = None,
     teacher: nn.Module | None = None,
-    config: FinetuneConfig | None = None,
+    preset: Preset | None = None,
     output: str | Path | None = None,
     resume: bool = False,
     epoch_images: int | None = None,
@@ -57,22 +64,23 @@ def finetune(
     Args:
         model: What `compress` returned.
         train: The training images: a path as `pmvit finetune --data` takes it, or a loader of `(images, labels)` with a
-            length, whose batches are taken as they come: `config.accumulate` of them per step.
+            length, whose batches are taken as they come: `accumulate` of them per step.
         val: Images to validate on after every epoch, likewise.
         teacher: The original; if none is given and the model is compressed, the model itself, uncompressed.
-        config: How to fine-tune; `options` are its fields and override it.
+        preset: Other defaults, which `options` override.
         output: A folder for the best model, the last one (`last/`), checkpoints, `metrics.jsonl` and `curves.png`.
         resume: Go on from the last checkpoint in `output`, if there is one.
         epoch_images: How many images make an epoch, if not all; a stream that cannot be counted needs it.
         first_label: The number of the first class in plain masks.
         progress: Show a progress bar.
         command: JSON data to keep with the run, for whoever resumes it.
+        options: How to fine-tune: the fields of `FinetuneConfig`.
 
     Raises:
         StoppedError: After SIGINT or SIGTERM, once a checkpoint is written.
         PmvitError: If something does not fit, the loss is not finite, or a checkpoint cannot be written.
     """
-    config = replace(config or FinetuneConfig(), **options)
+    config = FinetuneConfig(**options) if preset is None else FinetuneConfig.preset(preset, **options)
     check_trainable(model)
     if config.mixed_precision == "bf16":
         avoid_broken_amx()
@@ -86,21 +94,62 @@ def finetune(
     record = RunRecord.of(model, teacher, config, command or {})
     if folder is not None:
         before = record.check_against(folder, resume)
-        if before is not None and before.result is not None:
-            return _finished(model, folder, before.result)
+        if before is not None and before.result is not None:  # it had come to its end
+            model.load_state_dict(load(folder / LAST).state_dict())
+            return Finetuned.from_json(before.result)
     accelerator = _accelerator(model, config, folder)
     if accelerator.device.type == "cpu":
         keep_freed_memory()
     process = (accelerator.process_index, accelerator.num_processes)
     data = training_data(model, train, config, process, epoch_images, first_label)
     validation = open_validation(model, val, config.labels, config.workers, process, first_label)
-    return Trainer(model, teacher, data, config, accelerator, record, folder).run(validation, progress)
+    return Trainer(model, teacher, data, accelerator, record, folder).run(validation, progress)
 
 
-def _finished(model: nn.Module, folder: Path, result: dict[str, Any]) -> Finetuned:
-    """The result of a run that had come to its end; the model gets the weights the run left in it."""
-    model.load_state_dict(load(folder / LAST).state_dict())
-    return Finetuned.from_json(result)
+@with_keywords(FinetuneConfig)
+def calibrate(
+    model: nn.Module,
+    data: str | Path | Iterable[Any],
+    *,
+    val: str | Path | Iterable[Any] | None = None,
+    teacher: nn.Module | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    distill: bool = True,
+    epoch_images: int = EPOCH_IMAGES,
+    progress: bool = True,
+    **options: "Unpack[FinetuneOptions]",
+) -> Finetuned:
+    """Let a compressed model learn to predict what its original predicts, in place, on about a thousand images.
+
+    First the biases are corrected in closed form (`correct_biases`), which takes seconds. Then comes `finetune` without
+    labels and with the preset `calibrate`, made for few images and few minutes; what is not explained here is as
+    `finetune` has it. Of more images than `epoch_images`, every epoch takes others.
+
+    Args:
+        model: What `compress` returned.
+        data: Images without labels (labels are not read): a path as `finetune` takes it, or a loader with a length.
+        val: Images to compare with the original on after every epoch, likewise.
+        distill: Whether to go on after the biases.
+        epoch_images: Images per epoch at most.
+        options: What differs from the preset: fields of `FinetuneConfig`.
+    """
+    if compression_of(model) is None:
+        raise PmvitError("expected a compressed model to calibrate; this one is not, and has nothing to come back to")
+    check_trainable(model)
+    if output is not None:
+        check_savable(model)
+    teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))
+    if not (resume and output is not None and has_begun(Path(output))):
+        loader = open_loader(model, data, labels=False, shuffle=True) if isinstance(data, (str, Path)) else data
+        images = first_images(loader, BIAS_IMAGES).to(next(model.parameters()).device)
+        correct_biases(model, teacher, images)
+    if distill:
+        run: dict[str, Any] = {"output": output, "resume": resume, "epoch_images": epoch_images, "progress": progress}
+        return finetune(model, train=data, val=val, teacher=teacher, preset="calibrate", **run, **options)
+    if output is not None:
+        save(model, output)
+    return Finetuned(steps=0, best_epoch=0, best=None, last=None)
 
 
 def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) -> Accelerator:
@@ -141,27 +190,15 @@ def training_data(
     data_config = host_of(model).data_config()
     source = open_images(model, train, labels=config.labels, first_label=first_label)
     transform: Any
-    if isinstance(source, PairSource):
+    if has_pixel_labels(source):
         for name in ("auto_augment", "random_erasing", "mixup", "cutmix"):
             if getattr(config, name):
                 raise PmvitError(f"{name} is for models that label images; this one labels pixels: leave it off")
-        preparation = Preparation.of(data_config)
-        transform = PairAugmentation(preparation, config.resize_scale, config.hflip, config.color_jitter)
+        how: dict[str, Any] = {"scale": config.resize_scale, "hflip": config.hflip, "color_jitter": config.color_jitter}
+        transform = partial(Preparation(data_config).augmented_pair, **how)
     else:
-        transform = training_transform(
-            data_config,
-            crop_scale=config.crop_scale,
-            hflip=config.hflip,
-            color_jitter=config.color_jitter,
-            auto_augment=config.auto_augment,
-        )
-    return SourceData(
-        source,
-        transform,
-        color_mode(data_config),
-        batch=config.batch_size // passes,
-        workers=config.workers,
-        seed=config.seed,
-        process=process,
-        epoch_images=epoch_images,
-    )
+        names = ("crop_scale", "hflip", "color_jitter", "auto_augment")
+        transform = training_transform(data_config, **{name: getattr(config, name) for name in names})
+    options = {"batch": config.batch_size // passes, "workers": config.workers, "seed": config.seed}
+    read = partial(prepare, transform, color_mode(data_config))
+    return SourceData(source, read, process, epoch_images, **options)

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from pmvit.errors import PmvitError
@@ -31,12 +31,11 @@ class StopSignals:
         self._at = 0.0
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "StopSignals":
+    def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in WATCHED:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # which a background job does
                     self._before[number] = signal.signal(number, self._note)
-        return self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if not self.received:
@@ -44,8 +43,6 @@ class StopSignals:
         elif number == signal.SIGINT and time.monotonic() - self._at > SAME_SIGNAL:
             raise KeyboardInterrupt
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)

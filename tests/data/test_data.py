@@ -80,7 +80,7 @@ def test_a_broken_image_is_counted_named_and_skipped(tmp_path: Path) -> None:
         loader = create_loader(open_source(tmp_path), CONFIG, batch_size=2, workers=workers)
         labels = torch.cat([labels for _, labels in loader])
         assert labels.tolist() == [0, 0, 1, 1]
-        assert set(loader.broken.files) == {str(tmp_path / "0/1.png"), str(tmp_path / "1/2.png")}
+        assert set(loader.broken) == {str(tmp_path / "0/1.png"), str(tmp_path / "1/2.png")}
         assert "2 broken images skipped" in loader.broken.summary()
         assert str(tmp_path / "1/2.png") in loader.broken.summary()
     with pytest.raises(pmvit.PmvitError, match=r"cannot be read: .*1\.png"):

@@ -1,6 +1,8 @@
 """Images with masks: the layouts of the datasets, what is wrong with a file, and augmentation that can be repeated."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,13 +10,14 @@ import torch
 from PIL import Image
 
 import pmvit
-from pmvit.data.loaders import create_loader
-from pmvit.data.masks import Mask
-from pmvit.data.segmentation import PairSource, has_masks, open_pairs
+from pmvit.data.loaders import create_loader, prepare
+from pmvit.data.segmentation import has_masks, open_pairs
+from pmvit.data.sources import FileSource, Mask
 from pmvit.data.training import SourceData
-from pmvit.data.transforms import PairAugmentation, Preparation
+from pmvit.data.transforms import Preparation
 
 CONFIG = {"input_size": [3, 32, 48], "interpolation": "bilinear", "mean": [0.5] * 3, "std": [0.25] * 3}
+AUGMENTATION: dict[str, Any] = {"scale": (0.5, 2.0), "hflip": 0.5, "color_jitter": 0.5}
 
 
 def write_image(path: Path, size: tuple[int, int] = (40, 60), seed: int = 0) -> None:
@@ -30,11 +33,16 @@ def write_mask(path: Path, values: list[int], size: tuple[int, int] = (40, 60)) 
     Image.fromarray(np.tile(stripes, (size[0], 1))).save(path)
 
 
-def labels_of(source: PairSource, index: int = 0) -> list[int]:
-    """The labels of the first row of a mask, each once."""
-    mask = source[index].label
+def mask_of(source: FileSource) -> Mask:
+    """The first mask."""
+    mask = source[0].label
     assert isinstance(mask, Mask)
-    row = mask.read((40, 60))[0].tolist()
+    return mask
+
+
+def labels_of(source: FileSource) -> list[int]:
+    """The labels of the first row of the first mask, each once."""
+    row = mask_of(source).read((40, 60))[0].tolist()
     return list(dict.fromkeys(row))
 
 
@@ -51,10 +59,10 @@ def test_ade20k(tmp_path: Path) -> None:
         write_mask(tmp_path / "annotations" / split / f"ADE_{split}.png", [0, 1, 150])
     assert has_masks(tmp_path)
     source = open_pairs(tmp_path, 150)
-    assert source.pairs[0][0].name == "ADE_training.jpg"
+    assert source.files[0].name == "ADE_training.jpg"
     assert labels_of(source) == [255, 0, 149]
-    assert open_pairs(tmp_path, 150, "val").pairs[0][1].name == "ADE_validation.png"
-    assert open_pairs(f"{tmp_path}@validation", 150).pairs[0][1].name == "ADE_validation.png"
+    assert mask_of(open_pairs(tmp_path, 150, "val")).path.name == "ADE_validation.png"
+    assert mask_of(open_pairs(f"{tmp_path}@validation", 150)).path.name == "ADE_validation.png"
     with pytest.raises(pmvit.PmvitError, match="expected a model of 150 classes for ADE20K; got one of 3"):
         open_pairs(tmp_path, 3)
 
@@ -79,7 +87,7 @@ def test_pascal_context(tmp_path: Path) -> None:
     (lists / "train.txt").write_text("b\n")
     assert labels_of(open_pairs(tmp_path, 59)) == [255, 0, 58]
     assert labels_of(open_pairs(tmp_path, 60)) == [0, 1, 59]
-    assert [image.stem for image, _ in open_pairs(tmp_path, 60).pairs] == ["b"]
+    assert [image.stem for image in open_pairs(tmp_path, 60).files] == ["b"]
     (lists / "train.txt").write_text("c\n")
     with pytest.raises(pmvit.PmvitError, match=r"c\.jpg, which train\.txt names"):
         open_pairs(tmp_path, 59)
@@ -128,7 +136,7 @@ def test_whole_images_keep_their_masks_and_crops_keep_both_together() -> None:
     stripes[:, 45:] = 255
     mask = torch.zeros(40, 90, dtype=torch.int64)
     mask[:, 45:] = 1
-    preparation = Preparation.of(CONFIG)
+    preparation = Preparation(CONFIG)
     image, labels = preparation.whole_pair(Image.fromarray(stripes), mask)
     assert tuple(image.shape) == (3, 32, 72)
     assert torch.equal(labels, mask)
@@ -143,7 +151,7 @@ def test_augmentation_moves_image_and_mask_together() -> None:
     blocks = torch.randint(0, 2, (5, 7), generator=torch.Generator().manual_seed(0))
     mask = blocks.repeat_interleave(16, 0).repeat_interleave(16, 1)
     image = Image.fromarray((mask * 255).byte()[..., None].expand(-1, -1, 3).numpy())
-    augment = PairAugmentation(Preparation.of(CONFIG), color_jitter=0.0)
+    augment: Any = partial(Preparation(CONFIG).augmented_pair, **{**AUGMENTATION, "color_jitter": 0.0})
     padded = 0
     for seed in range(20):
         torch.manual_seed(seed)
@@ -159,8 +167,8 @@ def test_augmentation_moves_image_and_mask_together() -> None:
 
 def test_training_batches_are_the_same_from_any_point(tmp_path: Path) -> None:
     source = open_pairs(plain(tmp_path, [0, 1, 255], count=8), 2)
-    augmentation = PairAugmentation(Preparation.of(CONFIG))
-    data = SourceData(source, augmentation, "RGB", batch=2, workers=0, seed=3)
+    augmentation = partial(Preparation(CONFIG).augmented_pair, **AUGMENTATION)
+    data = SourceData(source, partial(prepare, augmentation, "RGB"), batch=2, workers=0, seed=3)
     first, again = list(data.epoch(1, 0)), list(data.epoch(1, 2))
     assert len(first) == 4
     for here, there in zip(first[2:], again, strict=True):
@@ -183,6 +191,6 @@ def test_real_pets(data: Path) -> None:
     whole = create_loader(source, CONFIG, whole=True, workers=0)
     assert len(whole) == 1835
     image, mask = next(iter(whole))
-    with Image.open(source.pairs[0][0]) as original:
+    with Image.open(source.files[0]) as original:
         assert tuple(mask.shape) == (1, original.height, original.width)
     assert image.shape[-2] == 32 or image.shape[-1] == 48

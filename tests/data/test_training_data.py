@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import pmvit
-from pmvit.data.loaders import create_loader
+from pmvit.data.batches import TrainingBatch
+from pmvit.data.loaders import create_loader, prepare
 from pmvit.data.seeding import seeded
 from pmvit.data.sources import open_source
-from pmvit.data.training import LoaderData, SourceData, TrainingBatch, TrainingData
+from pmvit.data.training import LoaderData, SourceData, TrainingData
 from pmvit.data.transforms import BatchTransform, training_transform
 from tests.helpers import make_pictures, small_vit
 
@@ -73,7 +75,8 @@ def saved_dataset(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> s
 
 def opened(data: str | Path, *, workers: int = 0, process: tuple[int, int] = (0, 1), seed: int = 5) -> TrainingData:
     source, transform = open_source(data, 7), training_transform(CONFIG, **AUGMENTATION)
-    return SourceData(source, transform, "RGB", batch=4, workers=workers, seed=seed, process=process, epoch_images=40)
+    read = partial(prepare, transform, "RGB")
+    return SourceData(source, read, batch=4, workers=workers, seed=seed, process=process, epoch_images=40)
 
 
 def same(first: list[TrainingBatch], second: list[TrainingBatch]) -> bool:
@@ -166,7 +169,7 @@ def test_broken_images_are_replaced_and_named(pictures: Path, tmp_path: Path) ->
         batches = list(mine.epoch(0, 0))
         assert [len(batch.images) for batch in batches] == [4] * 10
         assert str(broken) not in [name for batch in batches for name in batch.names]
-        assert list(mine.broken.files) == [str(broken)]
+        assert list(mine.broken) == [str(broken)]
 
 
 def test_a_batch_of_broken_images_is_named_without_a_traceback(tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_a_batch_of_broken_images_is_named_without_a_traceback(tmp_path: Path) -
         (tmp_path / "0" / f"{number}.png").write_bytes(b"no image")
     for workers in (0, 1):
         transform = training_transform(CONFIG, **AUGMENTATION)
-        data = SourceData(open_source(tmp_path), transform, "RGB", batch=4, workers=workers, seed=0)
+        data = SourceData(open_source(tmp_path), partial(prepare, transform, "RGB"), batch=4, workers=workers, seed=0)
         with pytest.raises(pmvit.PmvitError, match=r"^expected images, got a whole batch that cannot be read: /"):
             list(data.epoch(0, 0))
 

@@ -147,7 +147,7 @@ def test_processes_share_all_images_and_their_counts_add_up(tmp_path: Path) -> N
     reference = compressed(model)
 
     def count(process: int, processes: int) -> dict[str, torch.Tensor]:
-        loader = create_loader(source, CONFIG, whole=True, workers=0, process=process, processes=processes)
+        loader = create_loader(source, CONFIG, whole=True, workers=0, process=(process, processes))
         return segmentation.count_pixels(model, loader, reference, progress=False)
 
     together = segmentation.summarize(pooled([count(0, 2), count(1, 2)]), model, reference)

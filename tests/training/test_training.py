@@ -13,9 +13,9 @@ from torch import nn
 import pmvit
 from pmvit.evaluation.classification import Evaluation
 from pmvit.tensors import read_tensors
-from pmvit.training.checkpoint import Checkpoints, select
 from pmvit.training.loss import token_distance
 from pmvit.training.metrics import read_metrics
+from pmvit.training.record import Checkpoints, select
 from tests.helpers import QUIET, Batches, compressed, same, small_plan, small_vit
 
 

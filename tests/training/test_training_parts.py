@@ -15,8 +15,8 @@ import pmvit
 from pmvit.config import PRESETS, FinetuneConfig
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.chain import maps_of
+from pmvit.training.learner import matrix_parameters, parameter_groups
 from pmvit.training.loss import divergence, finetune_loss, token_distance
-from pmvit.training.matrices import matrix_parameters, parameter_groups
 from pmvit.training.metrics import read_metrics
 from tests.helpers import QUIET, Batches, compressed, states
 

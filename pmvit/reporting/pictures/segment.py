@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from pmvit.compression import compression_of
 from pmvit.data.loaders import Broken
-from pmvit.data.masks import Mask
 from pmvit.data.segmentation import Split
-from pmvit.data.sources import choose_samples
+from pmvit.data.sources import Mask, choose_samples
 from pmvit.data.transforms import Preparation, color_mode
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
@@ -94,7 +93,7 @@ def label_pixels(
     """The class of each pixel of a whole image, as (height, width), by a window that slides over it."""
     host = host_of(model)
     config, window = host.data_config(), host.input_size()[1:]
-    pixels = Preparation.of(config).whole(picture.convert(color_mode(config)))[None]
+    pixels = Preparation(config).whole(picture.convert(color_mode(config)))[None]
     with evaluation_mode(model), torch.inference_mode():
         on_device = pixels.to(next(model.parameters()).device)
         scores = sliding_logits(model, on_device, window, check_stride(window, stride), batch_size=batch_size)
