@@ -12,9 +12,9 @@ from pmvit.config.training import Learn
 from pmvit.errors import PmvitError
 from pmvit.hosts import Host, HostChange, host_of
 from pmvit.hosts.modes import check_trainable
-from pmvit.merged_mlp import MergedNorm, SpreadMlp, mlp_matrices
+from pmvit.merged_mlp import MergedNorm, SpreadMlp, groups_of_groups
 from pmvit.planning import LayerPlan, Plan
-from pmvit.prune_merge import PruneMerge
+from pmvit.prune_merge import PruneMerge, TokenMatrices
 from pmvit.wrapping import Compression, Original, Recipe, WrappedBlock, compression_of, fingerprint
 
 __all__ = ["Compression", "Original", "compress", "compression_of", "decompress", "plan_of", "record_source"]
@@ -129,10 +129,8 @@ def _merge_before_mlp(
         )
     parameter = next(block.parameters())
     groups, _, weights = mlp.tensors()
-    matrices = mlp_matrices(
-        torch.tensor(layer.groups),
-        groups,
-        weights,
+    matrices = TokenMatrices(
+        *groups_of_groups(torch.tensor(layer.groups), groups, weights),
         num_prefix=num_prefix,
         learn=learn,
         device=parameter.device,

@@ -228,12 +228,12 @@ class Host:
             if reduced.get(name) is not None:
                 reduced[name] = bias_at_centres(reduced[name], wrapper.centres)
         if wrapper.log_sizes is not None and cls.bias_arguments:
-            name = cls.bias_argument(wrapper)
+            name = cls._bias_argument(wrapper)
             reduced[name] = add_log_sizes(reduced.get(name), wrapper.log_sizes)
         return reduced
 
     @classmethod
-    def bias_argument(cls, wrapper: PruneMerge) -> str:
+    def _bias_argument(cls, wrapper: PruneMerge) -> str:
         """Which of `bias_arguments` counts the members of groups in a block."""
         return next((name for name in cls.bias_arguments if name in wrapper.argument_names), cls.bias_arguments[-1])
 

@@ -110,7 +110,7 @@ class HuggingFaceViT(HuggingFaceModel):
     @classmethod
     def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
         if wrapper.log_sizes is not None:
-            check_takes_bias(wrapper.block, cls.bias_argument(wrapper))
+            check_takes_bias(wrapper.block, cls._bias_argument(wrapper))
         mask = arguments.get("attention_mask")
         if mask is None or mask.dim() != 2:
             return super().arguments_at_centres(wrapper, arguments)
