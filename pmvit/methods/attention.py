@@ -73,10 +73,10 @@ def attend(
     return Attended(finish(block, block.attn.attn_drop(found) @ value), query, key, found)
 
 
-def class_attention(block: Block, attended: Attended) -> Tensor:
+def class_attention(block: Block, attended: Attended, bias: Tensor | None = None) -> Tensor:
     """How much the class token attends to each token: (batch, tokens), the mean over the heads."""
     scores: Tensor = attended.queries[:, :, :1] * block.attn.scale @ attended.keys.transpose(-2, -1)
-    return scores.softmax(-1).mean(1).squeeze(1)
+    return (scores if bias is None else scores + bias).softmax(-1).mean(1).squeeze(1)
 
 
 def mlp_update(block: Block, tokens: Tensor) -> Tensor:
