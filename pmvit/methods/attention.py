@@ -86,8 +86,10 @@ def mlp_update(block: Block, tokens: Tensor) -> Tensor:
 
 
 def take(tokens: Tensor, places: Tensor) -> Tensor:
-    """Of (batch, tokens, width), those at (batch, places)."""
-    return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))
+    """Of (batch, tokens, width), those at (batch, places); row by row, which is several times as fast as a `gather`."""
+    batch, count, width = tokens.shape
+    rows = places + count * torch.arange(batch, device=places.device)[:, None]
+    return tokens.reshape(-1, width).index_select(0, rows.flatten()).view(batch, -1, width)
 
 
 def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
