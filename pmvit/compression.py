@@ -15,9 +15,9 @@ from pmvit.errors import PmvitError
 from pmvit.hosts import Host, HostChange, host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode
 from pmvit.measuring.flops import block_width
-from pmvit.merged_mlp import MergedNorm, SpreadMlp, mlp_matrices
+from pmvit.merged_mlp import MergedNorm, SpreadMlp, groups_of_groups
 from pmvit.planning import AdaptivePlan, LayerPlan, Plan
-from pmvit.prune_merge import PruneMerge
+from pmvit.prune_merge import PruneMerge, TokenMatrices
 from pmvit.wrapping import Compression, Original, Recipe, WrappedBlock, compression_of, fingerprint
 
 if TYPE_CHECKING:
@@ -184,10 +184,8 @@ def _merge_before_mlp(
         )
     parameter = next(block.parameters())
     groups, _, weights = mlp.tensors()
-    matrices = mlp_matrices(
-        torch.tensor(layer.groups),
-        groups,
-        weights,
+    matrices = TokenMatrices(
+        *groups_of_groups(torch.tensor(layer.groups), groups, weights),
         num_prefix=num_prefix,
         learn=learn,
         device=parameter.device,

@@ -7,7 +7,6 @@ Nothing is ever unpickled unchecked.
 import copy
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -24,16 +23,17 @@ from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.data.sources import Source, Stream, open_source
 from pmvit.errors import PmvitError
 from pmvit.hosts import TimmFeatures, find_host, host_of, smp
-from pmvit.hosts.hf import loading as hf_loading
+from pmvit.hosts.hf import model as hf
+from pmvit.hosts.making import FORBIDDEN_ARGUMENTS, one_line
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
-from pmvit.hosts.timm import features as timm_features
-from pmvit.hosts.timm.model import FORBIDDEN_ARGUMENTS
+from pmvit.hosts.timm.vit import select_weights
 from pmvit.saving.models import load, load_tensors
 from pmvit.tensors import read_tensors
 from pmvit.wrapping import fingerprint
 
 Tensors = dict[str, Tensor]
+OR_THE_DOWNLOAD = ". If it was the download that failed, pass the weights as a file"
 HERE = ("torchvision", "segmenter")  # what makes an architecture of its name without asking a hub
 
 
@@ -76,10 +76,10 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
         PmvitError: If there is no such model, or the weights do not fit it.
     """
     library, _, rest = name.partition(":")
-    if library == "hf" or hf_loading.is_folder(Path(name)):
+    if library == "hf" or hf.is_folder(Path(name)):
         if weights is not None:
             raise PmvitError(f"{name} brings its weights; got {weights} beside it: leave them out")
-        model: nn.Module = hf_loading.load_pretrained(rest if library == "hf" else name, arguments)
+        model: nn.Module = hf.load_pretrained(rest if library == "hf" else name, arguments)
         return model
     if Path(name).exists():
         if weights is not None or arguments:
@@ -103,19 +103,6 @@ def _no_such_model(name: str) -> str:
     return f"got {name!r}" + (f": did you mean {' or '.join(close)}?" if close else "")
 
 
-@contextmanager
-def _one_line(library: str, name: str, arguments: dict[str, Any]) -> Iterator[None]:
-    """Say in one line what a library could not do."""
-    try:
-        yield
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), repr(error))
-        raise PmvitError(
-            f"{library} could not make {name!r} with {arguments or 'its defaults'} ({reason}). "
-            "If it was the download that failed, pass the weights as a file"
-        ) from None
-
-
 def _timm_model(name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any]) -> nn.Module:
     """One of timm's models, with its pretrained weights or with those that are given."""
     if ":" not in name and not timm.is_model(name.split(".")[0]):
@@ -127,12 +114,12 @@ def _timm_model(name: str, tensors: Tensors | None, where: str, arguments: dict[
     classes = tensors[heads[0]].shape[0] if tensors is not None and heads else None
     if classes is not None:
         arguments = {"num_classes": classes, **arguments}
-    with _one_line("timm", name, arguments):
+    with one_line(f"timm could not make {name!r} with {arguments or 'its defaults'}", OR_THE_DOWNLOAD):
         model: nn.Module = timm.create_model(name, pretrained=tensors is None, **arguments)
     if tensors is None:
         return model.eval()
     if isinstance(find_host(model), TimmFeatures):
-        tensors = timm_features.select_weights(model, tensors)
+        tensors = select_weights(model, tensors)
     elif classes is not None and arguments["num_classes"] != classes:
         head = {key: value for key, value in model.state_dict().items() if key.startswith("head.")}
         tensors = {**tensors, **head}
@@ -147,7 +134,7 @@ def _torchvision_model(name: str, tensors: Tensors | None, where: str, arguments
     names = [*list_models(include="vit_*"), *list_models(include="swin_*")]
     if name not in names:
         raise PmvitError(f"expected one of torchvision's {', '.join(names)}; got {name!r}")
-    with _one_line("torchvision", name, arguments):
+    with one_line(f"torchvision could not make {name!r} with {arguments or 'its defaults'}", OR_THE_DOWNLOAD):
         model: nn.Module = get_model(name, weights=None, **arguments)
         if tensors is None:
             weights: Any = get_model_weights(name).DEFAULT

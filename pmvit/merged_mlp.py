@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit.config.training import Learn
 from pmvit.prune_merge import TokenMatrices
 
 
@@ -40,31 +39,17 @@ class SpreadMlp(nn.Module):
         return self._matrices[0].reconstruct_tokens(self.mlp(groups, *positional, **arguments))
 
 
-def mlp_matrices(
-    attention: Tensor,
-    groups: Tensor,
-    weights: Tensor,
-    *,
-    num_prefix: int = 0,
-    learn: Learn = "group",
-    device: torch.device | None = None,
-    dtype: torch.dtype | None = None,
-) -> TokenMatrices:
-    """M and R from the groups of a block's attention to those of its MLP.
+def groups_of_groups(attention: Tensor, groups: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The group in a block's MLP of each group in its attention, and its weight there.
 
     Args:
         attention: The group of each patch token in attention.
         groups: The group of each patch token in the MLP; those of one group in attention are in one here.
         weights: The weight of each patch token in the MLP's group.
-        num_prefix: As in `TokenMatrices`, like all that follow.
-        learn: `group` or `dense`.
-        device: Where the weights go.
-        dtype: The type of the weights.
     """
     count = int(attention.max()) + 1
     of_groups = torch.zeros(count, dtype=groups.dtype).index_copy(0, attention, groups)
-    shares = torch.zeros(count, dtype=weights.dtype).index_add(0, attention, weights)
-    return TokenMatrices(of_groups, shares, num_prefix=num_prefix, learn=learn, device=device, dtype=dtype)
+    return of_groups, torch.zeros(count, dtype=weights.dtype).index_add(0, attention, weights)
 
 
 def mlp_matrices_of(block: nn.Module, parts: tuple[str, str] | None) -> TokenMatrices | None:

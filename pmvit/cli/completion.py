@@ -13,7 +13,7 @@ FILES = {  # of each library's models, those with architectures to offer
 }
 MethodName = Literal[
     "adaptive", "measured", "scored", "paper",
-    "act", "dynamic-vit", "evit", "evo-vit", "expedite", "ia-red2", "ps-vit",
+    "act", "diffrate", "dynamic-vit", "evit", "evo-vit", "expedite", "ia-red2", "mctf", "pitome", "ps-vit",
     "random", "tofu", "tome", "top-k", "tps", "uniform", "zero-tprune",
 ]  # fmt: skip
 Runtime = Literal["onnx", "openvino", "torch-export", "aot-inductor", "torchscript", "executorch", "litert"]

@@ -1,43 +1,20 @@
 """Hosts: what pmvit knows of other libraries' models, one class a family, found through a registry."""
 
-from pmvit.hosts.hf.swin import HuggingFaceSwin
-from pmvit.hosts.hf.vit import HuggingFaceViT
-from pmvit.hosts.host import (
-    OLD_FAMILIES,
-    Host,
-    HostChange,
-    TokenLayout,
-    find_host,
-    host_class,
-    host_of,
-    register,
-    supported_families,
-)
-from pmvit.hosts.segmenter.host import SegmenterHost
-from pmvit.hosts.smp import SmpDpt
-from pmvit.hosts.timm.features import TimmFeatures
-from pmvit.hosts.timm.swin import TimmSwin
-from pmvit.hosts.timm.vit import TimmViT
-from pmvit.hosts.torchvision.swin import TorchvisionSwin
-from pmvit.hosts.torchvision.vit import TorchvisionViT
-
-__all__ = [
-    "OLD_FAMILIES",
-    "Host",
-    "HostChange",
-    "HuggingFaceSwin",
-    "HuggingFaceViT",
-    "SegmenterHost",
-    "SmpDpt",
-    "TimmFeatures",
-    "TimmSwin",
-    "TimmViT",
-    "TokenLayout",
-    "TorchvisionSwin",
-    "TorchvisionViT",
-    "find_host",
-    "host_class",
-    "host_of",
-    "register",
-    "supported_families",
-]
+from pmvit.hosts.hf.swin import HuggingFaceSwin as HuggingFaceSwin
+from pmvit.hosts.hf.vit import HuggingFaceViT as HuggingFaceViT
+from pmvit.hosts.host import OLD_FAMILIES as OLD_FAMILIES
+from pmvit.hosts.host import Host as Host
+from pmvit.hosts.host import HostChange as HostChange
+from pmvit.hosts.host import TokenLayout as TokenLayout
+from pmvit.hosts.host import find_host as find_host
+from pmvit.hosts.host import host_class as host_class
+from pmvit.hosts.host import host_of as host_of
+from pmvit.hosts.host import register as register
+from pmvit.hosts.host import supported_families as supported_families
+from pmvit.hosts.segmenter.model import SegmenterHost as SegmenterHost
+from pmvit.hosts.smp import SmpDpt as SmpDpt
+from pmvit.hosts.timm.swin import TimmSwin as TimmSwin
+from pmvit.hosts.timm.vit import TimmFeatures as TimmFeatures
+from pmvit.hosts.timm.vit import TimmViT as TimmViT
+from pmvit.hosts.torchvision import TorchvisionSwin as TorchvisionSwin
+from pmvit.hosts.torchvision import TorchvisionViT as TorchvisionViT

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
+from pmvit.hosts.parts import AnyModule as AnyModule
 from pmvit.hosts.parts import PlainParts
 from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows
-
-AnyModule = Any  # a module of another library: an nn.Module whose attributes have no types
 
 EXAMPLE = """
     from pmvit.hosts import Host, TokenLayout, register
@@ -35,7 +35,6 @@ EXAMPLE = """
             return (3, 224, 224)
 """
 
-DATA_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")  # of `Host.data_config`
 # Saved models named their host by these sentences before hosts had keys.
 OLD_FAMILIES = {
     "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, ViT-RelPos)": (
@@ -136,6 +135,13 @@ class HostChange(NamedTuple):
     attribute: str
     original: Any
 
+    @classmethod
+    def make(cls, module: nn.Module, attribute: str, value: Any) -> "HostChange":
+        """Change an attribute, and remember it."""
+        change = cls(module, attribute, getattr(module, attribute))
+        setattr(module, attribute, value)
+        return change
+
 
 class Host:
     """What pmvit knows of one model. Four methods say where blocks and tokens are; the others have a default.
@@ -147,12 +153,17 @@ class Host:
         family: Which models these are, for people.
         takes_attention_bias: A block can add a bias to its attention scores, which then count the members of groups.
         keeps_grid: The blocks take and return tokens in rows and columns.
+        rotary_argument: What blocks call the rotary embedding of each patch, if they are called with one.
+        bias_arguments: What blocks call what is added to their attention scores; a bias that counts members goes to
+            the first of them that a block takes, or to the last.
     """
 
     key: str
     family: str
     takes_attention_bias: bool = False
     keeps_grid: bool = False
+    rotary_argument: str = ""
+    bias_arguments: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module) -> None:
         self.model: AnyModule = model
@@ -208,7 +219,23 @@ class Host:
 
         A host that `takes_attention_bias` also passes `wrapper.log_sizes` to the block, if there are any.
         """
-        return arguments
+        reduced = dict(arguments)
+        if (rotary := reduced.get(cls.rotary_argument)) is not None:
+            parts = rotary if isinstance(rotary, tuple) else (rotary,)
+            chosen = tuple(select_tokens(part, wrapper.patch_centres, -2) for part in parts)
+            reduced[cls.rotary_argument] = chosen if isinstance(rotary, tuple) else chosen[0]
+        for name in cls.bias_arguments:
+            if reduced.get(name) is not None:
+                reduced[name] = bias_at_centres(reduced[name], wrapper.centres)
+        if wrapper.log_sizes is not None and cls.bias_arguments:
+            name = cls._bias_argument(wrapper)
+            reduced[name] = add_log_sizes(reduced.get(name), wrapper.log_sizes)
+        return reduced
+
+    @classmethod
+    def _bias_argument(cls, wrapper: PruneMerge) -> str:
+        """Which of `bias_arguments` counts the members of groups in a block."""
+        return next((name for name in cls.bias_arguments if name in wrapper.argument_names), cls.bias_arguments[-1])
 
     def freeze_control_flow(self) -> None:
         """Make constants of tensors that decide outside the blocks what runs: no graph can ask them."""
@@ -321,6 +348,7 @@ def select_tokens(tensor: Tensor, tokens: Tensor, *dims: int) -> Tensor:
     return tensor
 
 
+@torch.fx.wrap  # a traced model does not know yet whether it will be given a mask
 def bias_at_centres(bias: AnyBias, centres: Tensor) -> AnyBias:
     """Keep the rows and columns of the centres of a bias or mask; a dimension of size 1 is broadcast and stays."""
     if bias is None:
@@ -328,6 +356,7 @@ def bias_at_centres(bias: AnyBias, centres: Tensor) -> AnyBias:
     return select_tokens(bias, centres, *(dim for dim in (-2, -1) if bias.shape[dim] > 1))
 
 
+@torch.fx.wrap
 def add_log_sizes(bias: Tensor | None, log_sizes: Tensor) -> Tensor:
     """Add the logarithm of each key's group size to the bias; a boolean mask becomes an additive one."""
     log_sizes = log_sizes.reshape(-1, 1, 1, log_sizes.shape[-1])  # they may differ from image to image

@@ -1,7 +1,9 @@
 """States a model is put in for a while and taken out of again."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from inspect import isdatadescriptor
+from typing import Any
 
 from torch import nn
 
@@ -9,28 +11,33 @@ from pmvit.errors import PmvitError
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and each back in its own mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+def changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Objects with other attributes, each given with the name of one and its value; as before afterwards."""
+    own = [name in vars(thing) or isdatadescriptor(getattr(type(thing), name, None)) for thing, name, _ in changes]
+    before = [getattr(thing, name) if kept else None for (thing, name, _), kept in zip(changes, own, strict=True)]
     try:
+        for thing, name, value in changes:
+            setattr(thing, name, value)
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        for (thing, name, _), kept, value in zip(changes, own, before, strict=True):
+            if kept:
+                setattr(thing, name, value)
+            else:
+                vars(thing).pop(name, None)
 
 
 @contextmanager
-def frozen_parameters(model: nn.Module) -> Iterator[None]:
-    """No parameter wants a gradient: a backward pass computes none of theirs and keeps nothing for them."""
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    try:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode, and each back in its own mode afterwards."""
+    with changed([(module, "training", module.training) for module in model.modules()]):
+        model.eval()
         yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)
+
+
+def frozen_parameters(model: nn.Module) -> AbstractContextManager[None]:
+    """No parameter wants a gradient: a backward pass computes none of theirs and keeps nothing for them."""
+    return changed([(parameter, "requires_grad", False) for parameter in model.parameters()])
 
 
 def check_trainable(model: nn.Module) -> None:

@@ -1,10 +1,13 @@
 """What a host's plain transformer block is made of, said in one way for all libraries."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from pmvit.merged_mlp import unwrapped
+
+AnyModule = Any  # a module of another library: an nn.Module whose attributes have no types
 Gelu = Literal["none", "tanh"]  # how PyTorch approximates it
 GELUS: dict[str, Gelu] = {"GELUActivation": "none", "GELUTanh": "tanh", "PytorchGELUTanh": "tanh"}  # by their class
 
@@ -68,7 +71,7 @@ class PlainMlp(nn.Module):
         gelu: If the activation is one of PyTorch's GELUs, which.
     """
 
-    def __init__(self, expand: nn.Linear, activation: nn.Module, contract: nn.Linear) -> None:
+    def __init__(self, expand: AnyModule, activation: nn.Module, contract: AnyModule) -> None:
         super().__init__()
         self.expand, self.activation, self.contract = expand, activation, contract
         self.gelu = _gelu_of(activation)
@@ -84,9 +87,63 @@ def _gelu_of(activation: nn.Module) -> Gelu | None:
     return GELUS.get(type(activation).__name__)
 
 
-def unless_identity(module: nn.Module | None) -> nn.Module | None:
-    """A module that does something, otherwise `None`."""
+def plain_parts(
+    block: AnyModule,
+    attention: AnyModule,
+    qkv: tuple[nn.Linear, ...],
+    norms: tuple[str, str],
+    mlp_layers: tuple[str, str, str] | None,
+    rotary: Rotary | None = None,
+    bias: Tensor | None = None,
+) -> PlainParts:
+    """What a block is made of; what is not said here has one of a few names in every library.
+
+    Args:
+        block: The block; its MLP is called `mlp`.
+        attention: That of the block.
+        qkv: As in `PlainParts`, like `rotary` and `bias`.
+        norms: The names of what normalises before attention and before the MLP.
+        mlp_layers: The names of the first layer of the MLP, its activation and its last layer, if these are all of it.
+        rotary: See `qkv`.
+        bias: See `qkv`.
+    """
+    projection: nn.Linear = _first(attention, "proj", "o_proj", "out_proj")
+    num_heads = int(_first(attention, "num_heads", "num_attention_heads"))
+    scale = _first(attention, "scale", "scaling")
+    size = projection.in_features // num_heads
+    mlp = unwrapped(block.mlp)
+    return PlainParts(
+        norm1=getattr(block, norms[0]),
+        qkv=qkv,
+        heads=(num_heads, size),
+        scale=size**-0.5 if scale is None else float(scale),
+        projection=projection,
+        norm2=unwrapped(getattr(block, norms[1])),
+        mlp=mlp if mlp_layers is None else PlainMlp(*(mlp.get_submodule(name) for name in mlp_layers)),
+        query_norm=_unless_identity(_first(attention, "q_norm")),
+        key_norm=_unless_identity(_first(attention, "k_norm")),
+        rotary=rotary,
+        bias=bias,
+        attention_norm=_unless_identity(_first(attention, "norm")),
+        layer_scale1=_layer_scale(block, 1),
+        layer_scale2=_layer_scale(block, 2),
+    )
+
+
+def _first(module: AnyModule, *names: str) -> Any:
+    """The first of these attributes that there is, `None` if there is none."""
+    return next((found for name in names if (found := getattr(module, name, None)) is not None), None)
+
+
+def _unless_identity(module: nn.Module | None) -> nn.Module | None:
     return None if isinstance(module, nn.Identity) else module
+
+
+def _layer_scale(block: AnyModule, number: int) -> Tensor | None:
+    scale = _first(_first(block, f"ls{number}", f"layer_scale{number}"), "gamma", "lambda1")
+    if scale is None:
+        scale = _first(block, f"gamma_{number}", f"lambda_{number}")
+    return scale if isinstance(scale, Tensor) else None  # BEiT of transformers has a number where it scales nothing
 
 
 def joined_bias(*biases: Tensor | None) -> Tensor | None:
@@ -101,6 +158,12 @@ def rotary_of_patches(cos: Tensor, sin: Tensor, num_prefix: int, interleaved: bo
     return Rotary(
         torch.cat([cos.new_ones(before), cos], dim=-2), torch.cat([sin.new_zeros(before), sin], dim=-2), interleaved
     )
+
+
+def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value out of one projection of (batch, tokens, 3 * width), each with a dimension of heads."""
+    query, key, value = qkv.unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return query, key, value
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

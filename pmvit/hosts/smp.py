@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields
-from pmvit.hosts.host import DATA_KEYS, AnyModule, Outputs, register
-from pmvit.hosts.timm.encoder import OnTimmViT
-from pmvit.hosts.timm.model import FORBIDDEN_ARGUMENTS, shapes_of
+from pmvit.hosts.host import AnyModule, Outputs, register
+from pmvit.hosts.making import folder_config, import_library
+from pmvit.hosts.timm.vit import TimmViT
 
 PACKAGE = "segmentation_models_pytorch"
 WITH_LOGITS = (nn.Identity, nn.LogSoftmax)  # what may end a head whose numbers are to be logits
 
 
 @register
-class SmpDpt(OnTimmViT):
+class SmpDpt(TimmViT):
     """The blocks stand in `model.encoder.model.blocks`; the decoder reads tokens after some of them."""
 
     key = "smp-dpt"
     family = "segmentation_models_pytorch DPT (on a timm plain ViT)"
+    library = PACKAGE
     path = "encoder.model"
 
     @classmethod
@@ -40,7 +39,7 @@ class SmpDpt(OnTimmViT):
         return output[0] if isinstance(output, tuple) else output  # an auxiliary classifier puts out a second one
 
     def blocks_read(self) -> list[int]:
-        depth = len(self.encoder.model.blocks)
+        depth = len(self.encoder.blocks)
         return [int(index) % depth for index in self.model.encoder._output_indices]
 
     def outputs(self) -> Outputs:
@@ -51,32 +50,25 @@ class SmpDpt(OnTimmViT):
 
     def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         config = {**self.model.config, **(arguments or {}), "encoder_weights": None}
-        encoder = self.encoder.model
         if not _is_known(config["encoder_name"]):  # it came from a hub: its architecture is one of timm's
-            config["encoder_name"] = f"tu-{encoder.pretrained_cfg.get('architecture')}"
-        description = {"architecture": "DPT", "arguments": json.loads(json.dumps(config))}
-        description["data"] = self.data_config()
-        with torch.device("meta"):
-            expected, got = shapes_of(self.model), shapes_of(self.build(description))
-        if expected != got:
-            raise PmvitError(
-                f"segmentation_models_pytorch.DPT(**{config}) does not make this model again (first difference: "
-                f"{min(expected.items() ^ got.items())[0]}): pass `arguments=` with what else it was created with"
-            )
-        return description
+            config["encoder_name"] = f"tu-{self.encoder.pretrained_cfg.get('architecture')}"
+        described = json.loads(json.dumps(config))
+        return self.checked({"architecture": "DPT", "arguments": described, "data": self.data_config()})
 
     @classmethod
-    def build(cls, description: dict[str, Any]) -> AnyModule:
-        check_fields(description, ("architecture", "arguments", "data"), "the description of the model")
-        arguments = description["arguments"]
+    def make(cls, description: dict[str, Any]) -> AnyModule:
         if description["architecture"] != "DPT":
-            raise PmvitError(f"expected a DPT of {PACKAGE}, got {description['architecture']!r}")
-        model = _make(arguments)
-        model.pretrained_cfg.update(check_fields(description["data"], DATA_KEYS, "the model's data configuration"))
+            raise PmvitError(f"expected a DPT of {PACKAGE}, got {description['architecture']}: it has no tokens")
+        arguments = {**description["arguments"], "encoder_weights": None}
+        smp = import_library(PACKAGE, "smp")
+        if not _is_known(arguments.get("encoder_name")):
+            raise PmvitError(
+                f"expected tu- and one of timm's architectures as encoder, got {arguments.get('encoder_name')!r}: "
+                "is timm too old for it?"
+            )
+        model: AnyModule = smp.DPT(**arguments)
+        model.pretrained_cfg = model.encoder.model.pretrained_cfg  # how images are prepared, as timm's own models do
         return model
-
-    def data_config(self) -> dict[str, Any]:
-        return self.encoder.data_config()
 
 
 def _is_known(encoder_name: Any) -> bool:
@@ -85,49 +77,13 @@ def _is_known(encoder_name: Any) -> bool:
     return is_timm and bool(timm.is_model(encoder_name.removeprefix("tu-")))
 
 
-def _make(arguments: dict[str, Any]) -> AnyModule:
-    """A DPT without its weights."""
-    if not isinstance(arguments, dict) or FORBIDDEN_ARGUMENTS & set(arguments):
-        raise PmvitError(f"expected arguments that describe the architecture, got {arguments!r}")
-    try:
-        import segmentation_models_pytorch as smp
-    except ImportError as error:
-        raise PmvitError(
-            f"expected the package {PACKAGE} for this model; it cannot be imported ({error}): pip install 'pmvit[smp]'"
-        ) from None
-    if not _is_known(arguments.get("encoder_name")):
-        raise PmvitError(
-            f"expected tu- and one of timm's architectures as encoder, got {arguments.get('encoder_name')!r}: "
-            "is timm too old for it?"
-        )
-    try:
-        model: AnyModule = smp.DPT(**{**arguments, "encoder_weights": None})
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        raise PmvitError(f"{PACKAGE} cannot make a DPT with {arguments} ({error})") from None
-    model.pretrained_cfg = model.encoder.model.pretrained_cfg  # how images are prepared, as timm's own models have it
-    return model
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
 def is_folder(path: Path) -> bool:
     """Whether a folder holds a model that `save_pretrained` of segmentation_models_pytorch wrote."""
-    return "_model_class" in _config(path)
+    return "_model_class" in folder_config(path)
 
 
 def from_folder(path: Path) -> AnyModule:
-    """The model that `save_pretrained` wrote, without its weights.
-
-    Raises:
-        PmvitError: If it is none that pmvit knows.
-    """
-    config = _config(path)
-    if config["_model_class"] != "DPT":
-        raise PmvitError(f"{path}: expected a DPT of {PACKAGE}, got {config['_model_class']}: it has no tokens")
-    return _make({name: value for name, value in config.items() if not name.startswith("_")}).eval()
+    """The model that `save_pretrained` wrote, without its weights; `PmvitError` if it is none that pmvit knows."""
+    config = folder_config(path)
+    arguments = {name: value for name, value in config.items() if not name.startswith("_")}
+    return SmpDpt.checked_make({"architecture": config["_model_class"], "arguments": arguments}).eval()

@@ -11,12 +11,15 @@ from pmvit.methods.base import method_called as method_called
 from pmvit.methods.class_attention import Evit as Evit
 from pmvit.methods.class_attention import TopK as TopK
 from pmvit.methods.class_attention import Tps as Tps
+from pmvit.methods.diffrate import DiffRate as DiffRate
 from pmvit.methods.dynamic_vit import DynamicVit as DynamicVit
 from pmvit.methods.evo_vit import EvoVit as EvoVit
 from pmvit.methods.expedite import Expedite as Expedite
 from pmvit.methods.floors import RandomMerging as RandomMerging
 from pmvit.methods.floors import Uniform as Uniform
 from pmvit.methods.ia_red import IaRed2 as IaRed2
+from pmvit.methods.mctf import Mctf as Mctf
+from pmvit.methods.pitome import Pitome as Pitome
 from pmvit.methods.ps_vit import PsVit as PsVit
 from pmvit.methods.tofu import Tofu as Tofu
 from pmvit.methods.tome import Tome as Tome

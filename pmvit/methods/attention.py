@@ -73,10 +73,10 @@ def attend(
     return Attended(finish(block, block.attn.attn_drop(found) @ value), query, key, found)
 
 
-def class_attention(block: Block, attended: Attended) -> Tensor:
+def class_attention(block: Block, attended: Attended, bias: Tensor | None = None) -> Tensor:
     """How much the class token attends to each token: (batch, tokens), the mean over the heads."""
     scores: Tensor = attended.queries[:, :, :1] * block.attn.scale @ attended.keys.transpose(-2, -1)
-    return scores.softmax(-1).mean(1).squeeze(1)
+    return (scores if bias is None else scores + bias).softmax(-1).mean(1).squeeze(1)
 
 
 def mlp_update(block: Block, tokens: Tensor) -> Tensor:
@@ -86,8 +86,10 @@ def mlp_update(block: Block, tokens: Tensor) -> Tensor:
 
 
 def take(tokens: Tensor, places: Tensor) -> Tensor:
-    """Of (batch, tokens, width), those at (batch, places)."""
-    return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))
+    """Of (batch, tokens, width), those at (batch, places); row by row, which is several times as fast as a `gather`."""
+    batch, count, width = tokens.shape
+    rows = places + count * torch.arange(batch, device=places.device)[:, None]
+    return tokens.reshape(-1, width).index_select(0, rows.flatten()).view(batch, -1, width)
 
 
 def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:

@@ -91,11 +91,16 @@ class MergingBlock(MethodBlock[Any]):
         tokens = tokens + attended.update
         with torch.no_grad():
             found = self.find(attended, tokens, sizes)
-            if found is not None and (self.site.dense if self.method.unmerge is None else self.method.unmerge):
-                places = found.places() if places is None else found.places().gather(1, places)
         if found is not None:
             tokens, sizes = self.merge(tokens, sizes, found)
-        tokens = tokens + mlp_update(self.block, tokens)
+        return self.finished(tokens + mlp_update(self.block, tokens), sizes, places, found)
+
+    def finished(
+        self, tokens: Tensor, sizes: Tensor | None, places: Tensor | None, found: Matched | None
+    ) -> tuple[Any, ...]:
+        """What the block hands on; after the last one, every token, if they are wanted back."""
+        if found is not None and (self.site.dense if self.method.unmerge is None else self.method.unmerge):
+            places = found.places() if places is None else found.places().gather(1, places)
         return take(tokens, places) if self.is_last and places is not None else tokens, sizes, places
 
 

@@ -317,7 +317,7 @@ def test_a_folder_of_segmentation_models_pytorch(tmp_path: Path) -> None:
     for changes, reason in (
         ({"_model_class": "Unet"}, "expected a DPT of segmentation_models_pytorch, got Unet"),
         ({"encoder_name": "tu-hf-hub:somebody/vit"}, "expected tu- and one of timm's architectures"),
-        ({"decoder_readout": "sum"}, "segmentation_models_pytorch cannot make a DPT"),
+        ({"decoder_readout": "sum"}, "segmentation_models_pytorch cannot make DPT"),
     ):
         (tmp_path / "dpt/config.json").write_text(json.dumps({**config, **changes}))
         with pytest.raises(pmvit.PmvitError, match=reason):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import pmvit
 from pmvit.cli import app
-from pmvit.hosts.hf import loading
+from pmvit.hosts import HuggingFaceViT
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -39,14 +39,14 @@ def test_what_would_fetch_or_open_something_is_refused_before_it_is_built(
     transformers = pytest.importorskip("transformers")
     model = description()
     config = {**model["config"], **change.pop("config", {})}
-    loading.build(model)
+    HuggingFaceViT.build(model)
 
     def forbidden(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was built")
 
     monkeypatch.setattr(transformers.PreTrainedModel, "_from_config", forbidden)
     with pytest.raises(pmvit.PmvitError, match=message):
-        loading.build({**model, "config": config, **change})
+        HuggingFaceViT.build({**model, "config": config, **change})
 
 
 def test_a_run_whose_data_is_a_command_is_not_resumed(tmp_path: Path) -> None:

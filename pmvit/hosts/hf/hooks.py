@@ -2,17 +2,19 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from pmvit.errors import PmvitError
 from pmvit.hosts.hf.tower import Tower
 from pmvit.hosts.host import AnyModule, bias_at_centres
+from pmvit.hosts.modes import changed
 from pmvit.prune_merge import PruneMerge
 
 
@@ -26,38 +28,42 @@ def num_suffix(block: AnyModule) -> int:
     return int(getattr(config_of(block), "num_detection_tokens", 0))
 
 
-def _to_front(tokens: Tensor, suffix: int) -> Tensor:
-    """Bring the last tokens behind the class token: blocks do not mind, and prefix tokens are then all in front."""
-    return torch.cat([tokens[:, :1], tokens[:, -suffix:], tokens[:, 1:-suffix]], dim=1)
+def _with_first(place: int, tokens: Tensor) -> Tensor:
+    """The class token, then the tokens from a place on, then the others.
+
+    It brings tokens from behind the patches to the front, which blocks do not mind, and back again.
+    """
+    return torch.cat([tokens[:, :1], tokens[:, place:], tokens[:, 1:place]], dim=1)
 
 
-def _to_back(tokens: Tensor, suffix: int) -> Tensor:
-    """What undoes `_to_front`."""
-    return torch.cat([tokens[:, :1], tokens[:, suffix + 1 :], tokens[:, 1 : suffix + 1]], dim=1)
+def _before_block(suffix: int, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (_with_first(-suffix, arguments[0]), *arguments[1:])
 
 
-def before_block(suffix: int, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook: the tokens in the order that pmvit expects."""
-    return (_to_front(arguments[0], suffix), *arguments[1:])
-
-
-def after_block(suffix: int, _: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
-    """A forward hook: the tokens in the order of the host again, all of them also in `output_hidden_states`."""
+def _after_block(suffix: int, _: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
     tokens = arguments[0]
     if suffix:
-        tokens, output = _to_back(tokens, suffix), _to_back(output, suffix)
+        tokens, output = _with_first(suffix + 1, tokens), _with_first(suffix + 1, output)
     _correct_hidden_states(tokens, output)
     return output
+
+
+def answer_like_host(module: nn.Module, suffix: int) -> list[RemovableHandle]:
+    """Let a module in the place of a block have all tokens that are no patches in front, and nobody else notice.
+
+    Outside, tokens stand in the order of the host, and all of them are in `output_hidden_states`.
+    """
+    handles = [module.register_forward_hook(partial(_after_block, suffix))]
+    if suffix:
+        handles.append(module.register_forward_pre_hook(partial(_before_block, suffix)))
+    return handles
 
 
 @contextmanager
 def reordered(blocks: list[nn.Module]) -> Iterator[None]:
     """All tokens that are no patches in front while the blocks run, as the recorder of scores expects them."""
-    handles = []
-    for block in blocks:
-        if suffix := num_suffix(block):
-            handles.append(block.register_forward_pre_hook(partial(before_block, suffix)))
-            handles.append(block.register_forward_hook(partial(after_block, suffix)))
+    suffixes = {block: num_suffix(block) for block in blocks}
+    handles = [handle for block, suffix in suffixes.items() if suffix for handle in answer_like_host(block, suffix)]
     try:
         yield
     finally:
@@ -81,7 +87,7 @@ def in_order(tower: Tower, images: Tensor) -> dict[str, Any]:
     """Arguments that keep MAE from shuffling the patches; none for the others."""
     if not hasattr(tower.embeddings, "random_masking"):
         return {}
-    height, width = (side // patch for side, patch in zip(images.shape[2:], tower.patch_size, strict=True))
+    height, width = (side // patch for side, patch in zip(images.shape[2:], tower.projection.stride, strict=True))
     return {"noise": torch.arange(height * width, device=images.device).float().expand(len(images), -1)}
 
 
@@ -89,14 +95,6 @@ def without_masking(tokens: Tensor, noise: Tensor | None = None) -> tuple[Tensor
     """What MAE's `random_masking` returns if it hides and shuffles nothing: tokens, mask, and where each belongs."""
     batch, count = tokens.shape[:2]
     return tokens, tokens.new_zeros(batch, count), torch.arange(count, device=tokens.device).expand(batch, -1)
-
-
-def freeze_masks(model: AnyModule) -> None:
-    """Make numbers of the tensor that says which blocks of EoMT mask attention: a graph cannot ask a tensor."""
-    probabilities = getattr(model, "attn_mask_probs", None)
-    if isinstance(probabilities, Tensor):
-        del model.attn_mask_probs
-        model.attn_mask_probs = probabilities.tolist()
 
 
 @contextmanager
@@ -109,27 +107,16 @@ def outside_inference_mode() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def in_sdpa(model: AnyModule) -> Iterator[None]:
+def in_sdpa(model: AnyModule) -> AbstractContextManager[None]:
     """All attention through `scaled_dot_product_attention`, whatever the model was loaded with, and back afterwards."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    replaced = []
-    try:
-        for config, _ in before:
-            config._attn_implementation = "sdpa"
-        for module in model.modules():
-            name = type(module).__name__.replace("SelfAttention", "SdpaSelfAttention")
-            fused = getattr(sys.modules[type(module).__module__], name, None) if "SelfAttention" in name else None
-            if fused is not None and type(module) is not fused:  # Data2Vec has a class for each
-                module.forward = MethodType(fused.forward, module)
-                replaced.append(module)
-        yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation = implementation
-        for module in replaced:
-            del module.forward
+    changes: list[tuple[Any, str, Any]] = [(config, "_attn_implementation", "sdpa") for config in configs.values()]
+    for module in model.modules():
+        name = type(module).__name__.replace("SelfAttention", "SdpaSelfAttention")
+        fused = getattr(sys.modules[type(module).__module__], name, None) if "SelfAttention" in name else None
+        if fused is not None and type(module) is not fused:  # Data2Vec has a class for each
+            changes.append((module, "forward", MethodType(fused.forward, module)))
+    return changed(changes)
 
 
 class BiasAtCentres(nn.Module):

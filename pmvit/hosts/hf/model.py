@@ -1,42 +1,58 @@
 """What the hosts of all of transformers' models have in common: what these put out, and how they are made.
 
-transformers is imported by nobody here: whoever has one of its models has imported it.
+transformers is imported only where a model has to be made: whoever has one of its models has imported it.
 """
 
-from abc import ABC, abstractmethod
+import inspect
+import json
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pmvit.errors import PmvitError
-from pmvit.hosts.hf import loading
-from pmvit.hosts.hf.tower import PIXEL_CLASSIFIERS, WITH_LOGITS, Tower
-from pmvit.hosts.host import AnyModule, Host, Outputs
+from pmvit.hosts.hf.hooks import in_order, outside_inference_mode
+from pmvit.hosts.hf.tower import PIXEL_CLASSIFIERS, VITS, WITH_LOGITS, Family, Tower, find_tower
+from pmvit.hosts.host import AnyModule, Outputs, find_host
+from pmvit.hosts.making import MadeModel, folder_config, import_library, one_line
+
+ATTENTION = ("eager", "sdpa")  # any other name may be that of a kernel on the hub
 
 
-class HuggingFaceModel(Host, ABC):
-    """A model of transformers with a vision transformer somewhere in it."""
+RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+# What makes transformers or timm fetch weights or open other files while a model is built from a configuration.
+FETCHING = ("auto_map", "backbone", "checkpoint_path", "pretrained_cfg", "use_pretrained_backbone", "use_timm_backbone")
+FORBIDDEN_ARGUMENTS = {"trust_remote_code", "use_safetensors", "config", "state_dict"}  # they run or read other files
 
-    @classmethod
-    @abstractmethod
-    def find_tower(cls, model: AnyModule) -> Tower | None:
-        """The vision transformer in a model, `None` if there is none of this family."""
+
+class HuggingFaceModel(MadeModel):
+    """A model of transformers with a vision transformer of some families somewhere in it."""
+
+    library = "transformers"
+    described = ("architecture", "arguments", "attention", "config", "data")
+    forbidden = FORBIDDEN_ARGUMENTS
+    families: dict[str, Family]
 
     @classmethod
     def matches(cls, model: AnyModule) -> bool:
         is_host = any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
-        return is_host and cls.find_tower(model) is not None
+        return is_host and find_tower(model, cls.families) is not None
 
     @cached_property
     def tower(self) -> Tower:
-        """The vision transformer in the model.
-
-        Raises:
-            PmvitError: If there is none of this family.
-        """
-        found = self.find_tower(self.model)
+        """The vision transformer in the model; `PmvitError` if there is none of this family."""
+        found = find_tower(self.model, self.families)
         if found is None:
             raise PmvitError(f"expected a model with a {self.family}; {type(self.model).__name__} has none")
         return found
+
+    def call(self, images: Tensor) -> Any:
+        with outside_inference_mode():
+            if hasattr(self.model, "get_image_features"):
+                return self.model.get_image_features(pixel_values=images)
+            return self.model(images, **in_order(self.tower, images))
 
     def outputs(self) -> Outputs:
         name, config = type(self.model).__name__, self.model.config
@@ -49,14 +65,140 @@ class HuggingFaceModel(Host, ABC):
         )
 
     def input_size(self) -> tuple[int, int, int]:
-        return loading.input_size(self.model, self.tower)
+        """Channels, height and width: those of the configuration, or of the image processor if the model takes any."""
+        size = self.tower.host.config.image_size
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        if self.tower.family.any_size and (wanted := self._processor().get("input_size")) is not None:
+            _, height, width = wanted
+        return self.tower.projection.in_channels, int(height), int(width)
 
     def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
-        return loading.describe(self.model, self.data_config(), arguments or {})
+        model = self.model
+        config = json.loads(model.config.to_json_string(use_diff=False))
+        config.pop("_name_or_path", None)
+        takes = inspect.signature(type(model).__init__).parameters
+        traits = {
+            "add_pooling_layer": getattr(model, "pooler", None) is not None,
+            "use_mask_token": getattr(self.tower.embeddings, "mask_token", None) is not None,
+        }
+        implementation = model.config._attn_implementation
+        return {
+            "architecture": type(model).__name__,
+            "arguments": {**{name: value for name, value in traits.items() if name in takes}, **(arguments or {})},
+            "attention": implementation if implementation in ATTENTION else "sdpa",
+            "config": config,
+            "data": self.data_config(),
+        }
 
     @classmethod
-    def build(cls, description: dict[str, Any]) -> AnyModule:
-        return loading.build(description)
+    def make(cls, description: dict[str, Any]) -> AnyModule:
+        architecture, attention, config = (description[name] for name in ("architecture", "attention", "config"))
+        made_by = _model_class(architecture)
+        if attention not in ATTENTION:
+            raise PmvitError(f"expected {' or '.join(ATTENTION)} as attention of a saved model, got {attention!r}")
+        _check_self_contained(config, architecture)
+        options = {**description["arguments"], "attn_implementation": attention, "dtype": torch.float32}
+        model: AnyModule = made_by._from_config(made_by.config_class.from_dict(config), **options)
+        if find_host(model) is None:
+            raise PmvitError(f"expected a model with one of {', '.join(VITS)}; {architecture} has none")
+        return model
 
-    def data_config(self) -> dict[str, Any]:
-        return loading.data_config(self.model, self.tower)
+    def preparation(self) -> dict[str, Any]:
+        """As the model's image processor says if it is at hand, else as its family's."""
+        mean, std = self.tower.family.statistics
+        usual = {"interpolation": "bicubic", "mean": mean, "std": std, "crop_pct": 1.0, "crop_mode": "center"}
+        return {**usual, **self._processor()}
+
+    def _processor(self) -> dict[str, Any]:
+        """What is known of the image processor: left on the model when it was loaded, or lying where it came from."""
+        if getattr(self.model, "pretrained_cfg", None) is None:
+            name = getattr(self.model, "name_or_path", "")
+            self.model.pretrained_cfg = _processor_config(name, local_files_only=True) if name else {}
+        known: dict[str, Any] = self.model.pretrained_cfg
+        return known
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder holds a model that `save_pretrained` of transformers wrote."""
+    config = folder_config(path)
+    return "model_type" in config and "format" not in config
+
+
+def load_pretrained(name: str, arguments: dict[str, Any]) -> AnyModule:
+    """Load a model, as the class its configuration names, from a folder or the hub; weights in safetensors only.
+
+    Raises:
+        PmvitError: If it cannot be found or loaded, or is not one that pmvit knows.
+    """
+    transformers = import_library("transformers", "hf")
+    if forbidden := FORBIDDEN_ARGUMENTS & set(arguments):
+        raise PmvitError(f"expected arguments that describe the model, got {', '.join(sorted(forbidden))}")
+    with one_line(
+        f"transformers could not load {name!r} with {arguments or 'its defaults'}",
+        ": expected a folder or owner/name with weights in safetensors",
+    ):
+        config = transformers.AutoConfig.from_pretrained(name)
+        made_by = _model_class((config.architectures or ["none"])[0])
+        model, report = made_by.from_pretrained(name, use_safetensors=True, output_loading_info=True, **arguments)
+    if report["missing_keys"] and not arguments:
+        raise PmvitError(f"{name}: the weights of {sorted(report['missing_keys'])[0]} are missing: are they complete?")
+    model.pretrained_cfg = _processor_config(name, local_files_only=False)
+    return model.eval()
+
+
+def _model_class(architecture: Any) -> Any:
+    """One of transformers' models, by the name of its class."""
+    transformers = import_library("transformers", "hf")
+    found = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise PmvitError(f"expected one of transformers' models, got {architecture!r}: is transformers too old for it?")
+    return found
+
+
+def _check_self_contained(config: Any, architecture: str) -> None:
+    """Raise `PmvitError` if building a model from a file's configuration would open or fetch anything else."""
+    if architecture.startswith("Timm"):
+        raise PmvitError(f"expected a model of transformers' own, got {architecture}, which opens files of timm")
+    entries = config if isinstance(config, (list, tuple)) else ()
+    if isinstance(config, dict):
+        if named := [name for name in FETCHING if config.get(name)]:
+            told = f"{named[0]}={config[named[0]]!r}"
+            raise PmvitError(f"expected a configuration that names nothing to fetch, got {told}")
+        if str(config.get("model_type", "")).startswith("timm"):
+            raise PmvitError(f"expected a model of transformers' own, got one on a {config['model_type']} of timm")
+        entries = tuple(config.values())
+    for entry in entries:
+        _check_self_contained(entry, architecture)
+
+
+def _processor_config(name: str, local_files_only: bool) -> dict[str, Any]:
+    """The configuration of the image processor at a place, in timm's words; nothing if there is none."""
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    try:
+        processor, _ = ImageProcessingMixin.get_image_processor_dict(name, local_files_only=local_files_only)
+    except (OSError, ValueError):
+        return {}
+    size, crop = _size(processor.get("size")), _size(processor.get("crop_size"))
+    crops = processor.get("do_center_crop", crop is not None) and crop is not None
+    result: dict[str, Any] = {"crop_mode": "center" if crops else "squash", "crop_pct": 1.0}
+    if (seen := crop if crops else size) is not None:
+        result["input_size"] = (3, *seen)
+    if crops and size is not None and crop is not None:
+        result["crop_pct"] = min(1.0, crop[0] / min(size))
+    if processor.get("resample") in RESAMPLING:
+        result["interpolation"] = RESAMPLING[processor["resample"]]
+    if not processor.get("do_normalize", True):
+        result.update(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    elif "image_mean" in processor and "image_std" in processor:
+        result.update(mean=tuple(processor["image_mean"]), std=tuple(processor["image_std"]))
+    return result
+
+
+def _size(size: Any) -> tuple[int, int] | None:
+    """Height and width from any of the ways in which image processors have written a size."""
+    if not isinstance(size, dict):
+        size = {"shortest_edge": size} if isinstance(size, int) else {}
+    edge = size.get("shortest_edge")
+    height, width = size.get("height", edge), size.get("width", edge)
+    return None if height is None or width is None else (int(height), int(width))

@@ -1,26 +1,37 @@
 """The Swin Transformers of Hugging Face transformers, v1 and v2."""
 
-from functools import partial
-from typing import Any
+from torch import nn
 
-from torch import Tensor, nn
-
-from pmvit.hosts.hf.hooks import outside_inference_mode
 from pmvit.hosts.hf.model import HuggingFaceModel
-from pmvit.hosts.hf.swin_blocks import HuggingFaceSwinBlock, HuggingFaceSwinV2Block
-from pmvit.hosts.hf.tower import IMAGENET, Family, Tower
+from pmvit.hosts.hf.tower import SWINS, is_backbone
 from pmvit.hosts.host import AnyModule, register
-from pmvit.hosts.swin.host import SwinHost, inner_block
-from pmvit.hosts.swin.recipe import Recipe
+from pmvit.hosts.swin.blocks import Names
+from pmvit.hosts.swin.host import SwinHost
 from pmvit.windows import Windows
 
-
-class SwinTower(Tower):
-    """Where the Swin Transformer is in a model."""
-
-    @property
-    def family(self) -> Family:
-        return Family(IMAGENET, any_size=True)
+V1 = Names(
+    attention="attention",
+    heads="attention.num_attention_heads",
+    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    projection="attention.o_proj",
+    dropouts=("attention.attention_dropout", "dropout.p"),
+    bias="attention.relative_position_bias",
+    norms=("layernorm_before", "layernorm_after"),
+    mlp=("mlp", "dropout"),
+    drop_paths=("drop_path", ""),
+    beside=(None,),
+)
+V2 = V1._replace(
+    heads="attention.self.num_attention_heads",
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    projection="attention.output.dense",
+    dropouts=("attention.self.dropout.p", "attention.output.dropout.p"),
+    bias="attention.self",
+    bias_network="attention.self.continuous_position_bias_mlp",
+    mlp=("intermediate", "output"),
+    drop_paths=("drop_path", "drop_path"),
+    beside=(),
+)
 
 
 @register
@@ -30,55 +41,24 @@ class HuggingFaceSwin(SwinHost, HuggingFaceModel):
     key = "hf-swin"
     family = "Hugging Face Swin (Swin, Swin v2)"
     keeps_grid = False
-    recipes = (HuggingFaceSwinBlock(), HuggingFaceSwinV2Block())
+    families = SWINS
 
-    @classmethod
-    def find_tower(cls, model: AnyModule) -> Tower | None:
-        path = _embeddings(model)
-        if path is None:
-            return None
-        around: AnyModule = model.get_submodule(path.rpartition(".")[0])
-        return SwinTower(model.get_submodule(path), cls(model).block_names(), around.config)
-
-    def call(self, images: Tensor) -> Any:
-        with outside_inference_mode():
-            return self.model(images)
-
-    def recipe(self, block: nn.Module) -> Recipe:
-        return self.recipes[hasattr(block, "intermediate")]
+    def names(self, block: nn.Module) -> Names:
+        return V2 if hasattr(block, "intermediate") else V1
 
     def stages(self) -> list[str]:
-        path = (_embeddings(self.model) or "").rpartition("embeddings")[0] + "encoder.layers"
-        return [f"{path}.{index}.blocks" for index in range(len(self.model.get_submodule(path)))]
+        return [f"{stage}.blocks" for stage in self.tower.blocks]
 
     def first_grid(self) -> tuple[int, int]:
         _, height, width = self.input_size()
-        rows, columns = self.tower.patch_size
+        rows, columns = self.tower.projection.stride
         return (-(-height // rows), -(-width // columns))
 
     def windows(self, block: AnyModule, grid: tuple[int, int]) -> Windows:
         size, shift = int(block.window_size), int(block.shift_size)
-        path = (_embeddings(self.model) or "").split(".")[:-1]
+        path = self.tower.path.split(".")
         around = [self.model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
-        always_partitions = any(base.__name__ == "BackboneMixin" for host in around for base in type(host).__mro__)
-        is_fitted = not hasattr(block, "intermediate") and not always_partitions  # v1, when it runs
+        is_fitted = self.names(block) is V1 and not any(is_backbone(module) for module in around)  # when it runs
         if is_fitted and min(grid) <= size:
             size, shift = min(grid), 0
         return Windows((size, size), (shift, shift), pad_first=True)
-
-    def answer_like(self, module: nn.Module, block: nn.Module) -> None:
-        module.register_forward_hook(partial(_answer, hasattr(inner_block(block), "intermediate")))
-
-    def answer(self, block: nn.Module, tokens: Tensor) -> Any:
-        return _answer(hasattr(block, "intermediate"), block, (), tokens)
-
-
-def _embeddings(model: nn.Module) -> str | None:
-    """The path of the patch embedding, beside which the encoder stands."""
-    names = ("SwinEmbeddings", "Swinv2Embeddings")
-    return next((name for name, module in model.named_modules() if type(module).__name__ in names), None)
-
-
-def _answer(is_v2: bool, _: nn.Module, __: tuple[Any, ...], tokens: Any) -> tuple[Any, ...]:
-    """A forward hook: what the host's blocks return beside the tokens."""
-    return (tokens,) if is_v2 else (tokens, None)

@@ -1,13 +1,14 @@
 """Where the vision transformer is in a model of Hugging Face transformers: found by its patch embedding."""
 
+from functools import reduce
 from typing import NamedTuple
 
 from torch import nn
 
 from pmvit.hosts.host import AnyModule
+from pmvit.hosts.making import IMAGENET
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 BLOCKS = ("layers", "encoder.layers", "encoder.layer", "layer", "model.layer")
 # Heads that read nothing but the class token (and DeiT's distillation token).
@@ -41,47 +42,43 @@ class Family(NamedTuple):
     any_size: bool = False
 
 
-FAMILIES = {  # by the class of the patch embedding
-    "ViTEmbeddings": Family(HALF),
-    "ViTMSNEmbeddings": Family(IMAGENET),
-    "ViTMAEEmbeddings": Family(IMAGENET),
-    "IJepaEmbeddings": Family(IMAGENET),
-    "DeiTEmbeddings": Family(IMAGENET),
-    "BeitEmbeddings": Family(HALF),
-    "Data2VecVisionEmbeddings": Family(HALF),
-    "Dinov2Embeddings": Family(IMAGENET, any_size=True),
-    "Dinov2WithRegistersEmbeddings": Family(IMAGENET, any_size=True),
-    "DINOv3ViTEmbeddings": Family(IMAGENET, any_size=True),
-    "PixioEmbeddings": Family(IMAGENET, any_size=True),
-    "CLIPVisionEmbeddings": Family(CLIP),
-    "MetaClip2VisionEmbeddings": Family(CLIP),
-    "SiglipVisionEmbeddings": Family(HALF),
-    "YolosEmbeddings": Family(IMAGENET, any_size=True),
+SWINS = {name: Family(IMAGENET, any_size=True) for name in ("SwinEmbeddings", "Swinv2Embeddings")}
+VITS = {  # by the class of the patch embedding
+    **dict.fromkeys(
+        ("ViTEmbeddings", "BeitEmbeddings", "Data2VecVisionEmbeddings", "SiglipVisionEmbeddings"), Family(HALF)
+    ),
     "DPTViTEmbeddings": Family(HALF, any_size=True),
-    "EomtEmbeddings": Family(IMAGENET),
-    "EomtDinov3Embeddings": Family(IMAGENET),
+    **dict.fromkeys(("CLIPVisionEmbeddings", "MetaClip2VisionEmbeddings"), Family(CLIP)),
+    **dict.fromkeys(("ViTMSNEmbeddings", "ViTMAEEmbeddings", "IJepaEmbeddings", "DeiTEmbeddings"), Family(IMAGENET)),
+    **dict.fromkeys(("EomtEmbeddings", "EomtDinov3Embeddings"), Family(IMAGENET)),
+    **dict.fromkeys(("Dinov2Embeddings", "Dinov2WithRegistersEmbeddings"), Family(IMAGENET, any_size=True)),
+    **dict.fromkeys(("DINOv3ViTEmbeddings", "PixioEmbeddings", "YolosEmbeddings"), Family(IMAGENET, any_size=True)),
 }
 
 
 class Tower(NamedTuple):
-    """The vision transformer in a model: its patch embedding, the paths of the blocks that count, its configuration."""
+    """The vision transformer in a model.
+
+    Attributes:
+        embeddings: Its patch embedding.
+        path: Of the module that holds patch embedding and blocks.
+        host: That module.
+        blocks: The paths of the blocks, or of the stages of a Swin.
+    """
 
     embeddings: AnyModule
+    path: str
+    host: AnyModule
     blocks: list[str]
-    config: AnyModule
 
     @property
     def family(self) -> Family:
-        return FAMILIES[type(self.embeddings).__name__]
+        return (VITS | SWINS)[type(self.embeddings).__name__]
 
     @property
     def projection(self) -> nn.Conv2d:
+        """Of patches, which are as large as its stride."""
         return next(module for module in self.embeddings.modules() if isinstance(module, nn.Conv2d))
-
-    @property
-    def patch_size(self) -> tuple[int, int]:
-        height, width = self.projection.stride
-        return height, width
 
     @property
     def num_prefix(self) -> int:
@@ -94,41 +91,42 @@ class Tower(NamedTuple):
         return any(getattr(self.embeddings, name, None) is not None for name in TOKENS[:2])
 
 
-def find_tower(model: AnyModule) -> Tower | None:
-    """The first vision transformer of a known family in a model."""
+def find_tower(model: AnyModule, families: dict[str, Family]) -> Tower | None:
+    """The first vision transformer of one of these families in a model."""
     for name, module in model.named_modules():
-        if type(module).__name__ not in FAMILIES or not type(module).__module__.startswith("transformers."):
+        if type(module).__name__ not in families or not type(module).__module__.startswith("transformers."):
             continue
         parent = name.rpartition(".")[0]
         host: AnyModule = model.get_submodule(parent)
         for path in BLOCKS:
-            try:
-                blocks = host.get_submodule(path)
-            except AttributeError:
-                continue
+            blocks = reduce(lambda around, inside: getattr(around, inside, None), path.split("."), host)
             if isinstance(blocks, nn.ModuleList):
-                count = _last_read(model, host, len(blocks))
-                names = [f"{parent}.{path}.{index}".removeprefix(".") for index in range(count)]
-                return Tower(module, names, host.config)
+                names = [f"{parent}.{path}.{index}".removeprefix(".") for index in range(len(blocks))]
+                return Tower(module, parent, host, names)
     return None
 
 
-def _last_read(model: AnyModule, host: AnyModule, depth: int) -> int:
+def num_read(model: AnyModule, tower: Tower) -> int:
     """How many blocks there are to compress, from the first one.
 
     Pyramids may read nothing of the last ones. The last ones of EoMT are its decoder: queries stand among their tokens,
     and masks that the tokens themselves predict may part them.
     """
-    name = type(model).__name__
+    name, depth = type(model).__name__, len(tower.blocks)
     if name.startswith("Eomt"):
         return max(depth - int(model.config.num_blocks), 0)
     if name in ("BeitForSemanticSegmentation", "Data2VecVisionForSemanticSegmentation"):
         return int(max(model.config.out_indices)) - 1  # it counts from the patch embedding, as 1
     if name.startswith("DPTFor") and getattr(model, "backbone", None) is None:
         return int(max(model.config.backbone_out_indices)) + 1
-    if any(base.__name__ == "BackboneMixin" for base in type(host).__mro__):
-        return int(max(index % (depth + 1) for index in host.out_indices))
+    if is_backbone(tower.host):
+        return int(max(index % (depth + 1) for index in tower.host.out_indices))
     return depth
+
+
+def is_backbone(module: nn.Module) -> bool:
+    """Whether a module is one of transformers' backbones, which put out feature maps."""
+    return any(base.__name__ == "BackboneMixin" for base in type(module).__mro__)
 
 
 def reads_between(model: AnyModule) -> bool:

@@ -1,11 +1,7 @@
-"""The plain vision transformers of Hugging Face transformers, and for every model that is built on one.
-
-transformers is imported by nobody here: whoever has one of its models has imported it.
-"""
+"""The plain vision transformers of Hugging Face transformers, and every model that is built on one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,35 +9,33 @@ from torch import Tensor, nn
 from pmvit.errors import PmvitError
 from pmvit.hosts.hf.hooks import (
     BiasAtCentres,
-    after_block,
-    before_block,
+    answer_like_host,
     check_takes_bias,
-    freeze_masks,
-    in_order,
     in_sdpa,
     num_suffix,
-    outside_inference_mode,
     reordered,
     without_masking,
 )
 from pmvit.hosts.hf.model import HuggingFaceModel
-from pmvit.hosts.hf.parts import parts_of
-from pmvit.hosts.hf.tower import READ_PREFIX, Tower, find_tower, reads_between
-from pmvit.hosts.host import (
-    AnyModule,
-    HostChange,
-    PartNames,
-    Reading,
-    TokenLayout,
-    add_log_sizes,
-    bias_at_centres,
-    register,
-    select_tokens,
-)
-from pmvit.hosts.parts import PlainParts
+from pmvit.hosts.hf.tower import READ_PREFIX, VITS, num_read, reads_between
+from pmvit.hosts.host import HostChange, PartNames, Reading, TokenLayout, register, select_tokens
+from pmvit.hosts.parts import AnyModule, PlainParts, joined_bias, plain_parts, rotary_of_patches
+from pmvit.merged_mlp import unwrapped
 from pmvit.prune_merge import PruneMerge
 
-MLP_NORMS = ("layernorm_after", "norm2", "layer_norm2")  # what normalises tokens before the MLP
+# What a block calls its attention, what normalises before that, and what normalises before the MLP.
+NAMES = (
+    ("attention", "layernorm_before", "layernorm_after"),
+    ("attention", "norm1", "norm2"),
+    ("self_attn", "layer_norm1", "layer_norm2"),
+)
+# Blocks that normalise, attend, add; normalise, MLP, add.
+PLAIN = {
+    *("ViTLayer", "ViTMSNLayer", "ViTMAELayer", "IJepaLayer", "DeiTLayer", "BeitLayer", "PixioLayer"),
+    *("Dinov2Layer", "Dinov2WithRegistersLayer", "DINOv3ViTLayer", "EomtLayer", "EomtDinov3Layer"),
+    *("CLIPEncoderLayer", "MetaClip2EncoderLayer", "SiglipEncoderLayer"),
+}
+MLPS = (("fc1", "activation_fn", "fc2"), ("up_proj", "act_fn", "down_proj"))
 
 
 @register
@@ -51,19 +45,12 @@ class HuggingFaceViT(HuggingFaceModel):
     key = "hf-vit"
     family = "Hugging Face ViT (ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP, MAE, YOLOS and what is built on them)"
     takes_attention_bias = True
-
-    @classmethod
-    def find_tower(cls, model: AnyModule) -> Tower | None:
-        return find_tower(model)
-
-    def call(self, images: Tensor) -> Any:
-        with outside_inference_mode():
-            if hasattr(self.model, "get_image_features"):
-                return self.model.get_image_features(pixel_values=images)
-            return self.model(images, **in_order(self.tower, images))
+    rotary_argument = "position_embeddings"
+    bias_arguments = ("attention_mask", "relative_position_bias", "position_bias")
+    families = VITS
 
     def block_names(self) -> list[str]:
-        names = self.tower.blocks
+        names = self.tower.blocks[: num_read(self.model, self.tower)]
         if not names:
             raise PmvitError(
                 f"expected a model with blocks before its queries come in; all {self.model.config.num_hidden_layers} "
@@ -73,25 +60,20 @@ class HuggingFaceViT(HuggingFaceModel):
 
     def layouts(self) -> list[TokenLayout]:
         tower = self.tower
-        if getattr(tower.config, "mask_ratio", 0):
+        if hidden := getattr(tower.host.config, "mask_ratio", 0):
             raise PmvitError(
-                f"expected a model that sees all patches, got a {type(self.model).__name__} that hides "
-                f"{tower.config.mask_ratio:.0%} of them: set config.mask_ratio = 0, or load its weights as a ViTModel"
+                f"expected a model that sees all patches, got a {type(self.model).__name__} that hides {hidden:.0%} of "
+                "them: set config.mask_ratio = 0, or load its weights as a ViTModel"
             )
-        sides = zip(self.input_size()[1:], tower.patch_size, strict=True)
+        sides = zip(self.input_size()[1:], tower.projection.stride, strict=True)
         height, width = (side // patch for side, patch in sides)
-        layout = TokenLayout(
-            (height, width),
-            tower.num_prefix,
-            has_class_token=tower.has_class_token,
-            num_suffix=num_suffix(self.model),
-        )
+        layout = TokenLayout((height, width), tower.num_prefix, None, tower.has_class_token, num_suffix(self.model))
         return [layout] * len(self.block_names())
 
     def reading(self) -> Reading:
         names = self.block_names()
-        num_read = self.tower.num_prefix if type(self.model).__name__ in READ_PREFIX else None
-        return Reading([[name] for name in names] if reads_between(self.model) else [names], num_read)
+        count = self.tower.num_prefix if type(self.model).__name__ in READ_PREFIX else None
+        return Reading([[name] for name in names] if reads_between(self.model) else [names], count)
 
     def plain_parts(self, block: nn.Module, arguments: dict[str, Any]) -> PlainParts | None:
         # What reads tokens between the blocks finds them where transformers' own blocks record them.
@@ -99,55 +81,77 @@ class HuggingFaceViT(HuggingFaceModel):
 
     def part_names(self, block: nn.Module) -> PartNames:
         children = dict(block.named_children())
-        return PartNames(next(((norm, "mlp") for norm in MLP_NORMS if norm in children and "mlp" in children), None))
+        norm = next((norm for _, _, norm in NAMES if norm in children), None)
+        return PartNames(None if norm is None or "mlp" not in children else (norm, "mlp"))
 
     def prepare(self) -> list[HostChange]:
         embeddings = self.tower.embeddings
         if not hasattr(embeddings, "random_masking"):
             return []
-        change = HostChange(embeddings, "random_masking", embeddings.random_masking)
-        embeddings.random_masking = without_masking  # MAE shuffles what it does not hide
-        return [change]
+        return [HostChange.make(embeddings, "random_masking", without_masking)]  # MAE shuffles what it does not hide
 
     def freeze_control_flow(self) -> None:
-        freeze_masks(self.model)
+        probabilities = getattr(self.model, "attn_mask_probs", None)
+        if isinstance(probabilities, Tensor):  # which blocks of EoMT mask attention
+            del self.model.attn_mask_probs
+            self.model.attn_mask_probs = probabilities.tolist()
 
     def answer_like(self, module: nn.Module, block: nn.Module) -> None:
-        suffix = num_suffix(block)
-        if suffix:
-            module.register_forward_pre_hook(partial(before_block, suffix))
-        module.register_forward_hook(partial(after_block, suffix))
+        answer_like_host(module, num_suffix(block))
 
     def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
         changes = []
         for module in wrapper.block.modules():
-            full: AnyModule = getattr(module, "relative_position_bias", None)
+            full = getattr(module, "relative_position_bias", None)
             if isinstance(full, nn.Module):
-                changes.append(HostChange(module, "relative_position_bias", full))
-                module.relative_position_bias = BiasAtCentres(full, wrapper)
+                changes.append(HostChange.make(module, "relative_position_bias", BiasAtCentres(full, wrapper)))
         return changes
 
     @classmethod
     def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
-        reduced = dict(arguments)
-        if reduced.get("position_embeddings") is not None:  # rotary: cosine and sine of each patch
-            rotary = reduced["position_embeddings"]
-            reduced["position_embeddings"] = tuple(select_tokens(part, wrapper.patch_centres, -2) for part in rotary)
-        for name in ("attention_mask", "relative_position_bias"):
-            if (bias := reduced.get(name)) is not None:
-                is_row = bias.dim() == 2  # of padding, as flash attention has it
-                reduced[name] = (
-                    select_tokens(bias, wrapper.centres, 1) if is_row else bias_at_centres(bias, wrapper.centres)
-                )
         if wrapper.log_sizes is not None:
-            known = ("attention_mask", "relative_position_bias")
-            name = next((name for name in known if name in wrapper.argument_names), "position_bias")
-            check_takes_bias(wrapper.block, name)
-            reduced[name] = add_log_sizes(reduced.get(name), wrapper.log_sizes)
-        return reduced
+            check_takes_bias(wrapper.block, cls._bias_argument(wrapper))
+        mask = arguments.get("attention_mask")
+        if mask is None or mask.dim() != 2:
+            return super().arguments_at_centres(wrapper, arguments)
+        others = {name: value for name, value in arguments.items() if name != "attention_mask"}
+        of_padding = select_tokens(mask, wrapper.centres, 1)  # a row, as flash attention has it
+        return {**super().arguments_at_centres(wrapper, others), "attention_mask": of_padding}
 
     @contextmanager
     def observed(self, counting: bool = False) -> Iterator[None]:
         blocks = [self.model.get_submodule(name) for name in self.block_names()]
         with reordered([block for block in blocks if not isinstance(block, PruneMerge)]), in_sdpa(self.model):
             yield
+
+
+def parts_of(block: AnyModule, arguments: dict[str, Any], num_prefix: int) -> PlainParts | None:
+    """What a block is made of that is called with these arguments; `None` if it is another kind of block."""
+    names = next((names for names in NAMES if all(hasattr(block, name) for name in names)), None)
+    is_own = type(block).__name__ in PLAIN and type(block).__module__.startswith("transformers.")
+    if names is None or not is_own:
+        return None
+    attention, mlp = getattr(block, names[0]), unwrapped(block.mlp)
+    output = "o_proj" if hasattr(attention, "o_proj") else "out_proj"
+    layers: list[AnyModule] = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", output)]
+    if not all(type(layer) is nn.Linear for layer in layers):
+        return None  # another version of transformers, or layers that somebody else wrapped
+    is_gated, rotary = hasattr(mlp, "gate_proj"), arguments.get("position_embeddings")
+    return plain_parts(
+        block,
+        attention,
+        tuple(layers[:3]),
+        norms=names[1:],
+        mlp_layers=next((names for names in MLPS if hasattr(mlp, names[0]) and not is_gated), None),
+        rotary=None if rotary is None else rotary_of_patches(rotary[0], rotary[1], num_prefix, interleaved=False),
+        bias=_bias(block, arguments),
+    )
+
+
+def _bias(block: AnyModule, arguments: dict[str, Any]) -> Tensor | None:
+    own = None
+    if getattr(block, "relative_position_bias", None) is not None:
+        height, width = (side // block.patch_size for side in arguments["resolution"])
+        interpolates = bool(arguments.get("interpolate_pos_encoding"))
+        own = block.relative_position_bias((height, width), interpolates, dim_size=height * width + 1)
+    return joined_bias(own, arguments.get("attention_mask"))

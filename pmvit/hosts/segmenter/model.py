@@ -3,6 +3,7 @@
 Modules and parameters are named as in the published checkpoints.
 """
 
+from collections import OrderedDict
 from typing import Any, Literal, get_args
 
 import timm
@@ -13,24 +14,14 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.hosts.host import AnyModule
+from pmvit.files import check_fields
+from pmvit.hosts.host import AnyModule, Outputs, Reading, register
+from pmvit.hosts.making import one_line
+from pmvit.hosts.timm.vit import TimmViT
 
 DecoderKind = Literal["mask", "linear"]
 MASK_LAYERS = 2
-
-
-class LinearDecoder(nn.Module):
-    """Each patch token becomes the scores of its classes by itself."""
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(width, classes)
-        _initialise(self)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """Scores of shape (batch, patches, classes) from tokens of shape (batch, patches, width)."""
-        scores: Tensor = self.head(patches)
-        return scores
+ARGUMENTS = ("encoder", "classes", "decoder", "norm_eps")  # of `Segmenter`, in descriptions
 
 
 class MaskTransformer(nn.Module):
@@ -109,8 +100,9 @@ class Segmenter(nn.Module):
         self.decoder: nn.Module
         if decoder == "mask":
             self.decoder = MaskTransformer(host.embed_dim, classes, host.blocks[0].attn.num_heads)
-        else:
-            self.decoder = LinearDecoder(host.embed_dim, classes)
+        else:  # each patch token becomes the scores of its classes by itself
+            self.decoder = nn.Sequential(OrderedDict(head=nn.Linear(host.embed_dim, classes)))
+            _initialise(self.decoder)
 
     @property
     def pretrained_cfg(self) -> dict[str, Any]:
@@ -176,15 +168,11 @@ def create_segmenter(
         "dynamic_img_size": True,
         **arguments,
     }
-    try:
+    with one_line(
+        f"timm could not make the encoder {encoder!r} with {arguments}",
+        ": is it a plain vision transformer? If it was the download that failed, pass the weights as a file",
+    ):
         made: AnyModule = timm.create_model(encoder, pretrained=pretrained, **arguments)
-    except (AssertionError, OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()
-        raise PmvitError(
-            f"timm could not make the encoder {encoder!r} with {arguments} ({reason[0] if reason else error!r}): is it "
-            "a plain vision transformer? If it was the download that failed, "
-            "pass the weights as a file"
-        ) from None
     made.built_with = arguments
     model = Segmenter(made, classes, decoder, norm_eps).eval()
     size, patch = made.patch_embed.img_size, model.patch_size
@@ -194,3 +182,36 @@ def create_segmenter(
             f"{size[0]} x {size[1]}"
         )
     return model
+
+
+@register
+class SegmenterHost(TimmViT):
+    """The blocks stand in `model.encoder.blocks`; beyond that an encoder is one of timm's vision transformers."""
+
+    key = "segmenter"
+    family = "Segmenter (linear or mask-transformer decoder on a timm VisionTransformer)"
+    path = "encoder"
+
+    @classmethod
+    def matches(cls, model: nn.Module) -> bool:
+        return isinstance(model, Segmenter)
+
+    def outputs(self) -> Outputs:
+        return Outputs(pixel_classes=int(self.model.classes))
+
+    def reading(self) -> Reading:
+        names = self.block_names()
+        return Reading([names], None, (0, 1, -2, -1) if len(names) > 4 else ())
+
+    def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+        own = (*ARGUMENTS, "image_size")  # are read off the model
+        others = {name: value for name, value in (arguments or {}).items() if name not in own}
+        described = TimmViT(self.encoder).describe(others)
+        values = (described["arguments"], self.model.classes, self.model.decoder_kind, self.model.norm_eps)
+        return {**described, "arguments": dict(zip(ARGUMENTS, values, strict=True))}
+
+    @classmethod
+    def make(cls, description: dict[str, Any]) -> AnyModule:
+        arguments = check_fields(description["arguments"], ARGUMENTS, "the description of the Segmenter")
+        encoder: AnyModule = TimmViT.build({**description, "arguments": arguments["encoder"]})
+        return Segmenter(encoder, arguments["classes"], arguments["decoder"], arguments["norm_eps"])

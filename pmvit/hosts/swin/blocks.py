@@ -4,17 +4,60 @@ What a Swin block does besides attention it does to each token by itself, so the
 padding and parting the grid only say which tokens attend to each other: here that is a constant order of the groups.
 """
 
+import math
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.hosts.host import TokenLayout
-from pmvit.hosts.swin.recipe import Recipe
+from pmvit.hosts.host import AnyModule, TokenLayout
+from pmvit.hosts.parts import split_heads
 from pmvit.prune_merge import PRUNED, PruneMerge
 from pmvit.windows import PADDING, Budget
 
 MASKED = -100.0  # what hosts add to the attention scores of tokens of other regions
+
+
+class Names(NamedTuple):
+    """Where the parts of a host's Swin block are, as paths from the block; those of timm where nothing else is said.
+
+    Attributes:
+        attention: What attends.
+        heads: The number of its heads.
+        qkv: Query, key and value: one layer for the three of them, or three.
+        projection: Behind attention.
+        dropouts: How much is dropped of the attention map and of what is projected.
+        bias: What holds position biases and where the one of each two places stands; in v2 also the scale of cosines.
+        bias_network: What makes position biases in v2.
+        norms: Of attention and of the MLP.
+        mlp: The parts of the MLP, one behind the other.
+        drop_paths: Of attention and of the MLP, empty if there is none.
+        beside: What the block returns beside the tokens, in a tuple with them; `None` if it returns tokens alone.
+    """
+
+    attention: str = "attn"
+    heads: str = "attn.num_heads"
+    qkv: tuple[str, ...] = ("attn.qkv",)
+    projection: str = "attn.proj"
+    dropouts: tuple[str, str] = ("attn.attn_drop.p", "attn.proj_drop.p")
+    bias: str = "attn"
+    bias_network: str = "attn.cpb_mlp"
+    norms: tuple[str, str] = ("norm1", "norm2")
+    mlp: tuple[str, ...] = ("mlp",)
+    drop_paths: tuple[str, str] = ("drop_path1", "drop_path2")
+    beside: tuple[None, ...] | None = None
+
+    def is_v2(self, block: nn.Module) -> bool:
+        """Whether a block is of Swin v2: cosine attention, biases from a small network, normalisation last."""
+        return hasattr(_at(block, self.bias), "logit_scale")
+
+
+def _at(block: AnyModule, path: str) -> Any:
+    for name in path.split("."):
+        block = getattr(block, name)
+    return block
 
 
 class WindowBlock(nn.Module):
@@ -24,7 +67,7 @@ class WindowBlock(nn.Module):
 
     Args:
         host: The block; it is not changed.
-        recipe: What it is made of.
+        names: What it calls its parts.
         groups: The group of each token, `PRUNED` for none.
         centres: The token of each group.
         layout: The block's grid and windows.
@@ -43,7 +86,7 @@ class WindowBlock(nn.Module):
     def __init__(
         self,
         host: nn.Module,
-        recipe: Recipe,
+        names: Names,
         groups: Tensor,
         centres: Tensor,
         layout: TokenLayout,
@@ -51,7 +94,8 @@ class WindowBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.host = host
-        self.recipe = recipe
+        self.names = names
+        self.is_v2 = names.is_v2(host)
         self.explicit = False  # attention written out, for runtimes that have no fused one
         self.inplace = False
         grid, windows = layout.grid, layout.windows
@@ -67,7 +111,7 @@ class WindowBlock(nn.Module):
         places = torch.empty_like(centres)
         places[sources[sources != PADDING]] = torch.nonzero(sources != PADDING).flatten()
         in_order = torch.equal(sources, torch.arange(len(centres)))
-        index = recipe.bias_index(host).cpu().view(windows.area, windows.area)
+        index = self._part(names.bias).relative_position_index.cpu().view(windows.area, windows.area)
         inside = chosen % windows.area
         parameter = next(host.parameters())
         extra = _extra_bias(chosen, regions, windows.slots(grid), sources.view(chosen.shape), log_sizes)
@@ -81,13 +125,21 @@ class WindowBlock(nn.Module):
         for name, buffer in buffers.items():
             self.register_buffer(name, None if buffer is None else buffer.to(parameter.device), persistent=False)
 
+    def _part(self, path: str) -> Any:
+        return _at(self.host, path)
+
     def extra_repr(self) -> str:
         return f"{self.num_windows} windows of {self.window_groups}"
 
     def attention_bias(self) -> Tensor:
         """What is added to the attention scores, (windows, heads, places, places)."""
-        table = self.recipe.bias_table(self.host)
-        bias = table.t()[:, self.bias_index].transpose(0, 1)
+        holder = self._part(self.names.bias)
+        if self.is_v2:
+            values = self._part(self.names.bias_network)(holder.relative_coords_table)
+            table = 16 * values.view(-1, self._part(self.names.heads)).sigmoid()
+        else:
+            table = holder.relative_position_bias_table
+        bias: Tensor = table.t()[:, self.bias_index].transpose(0, 1)
         return bias if self.extra_bias is None else bias + self.extra_bias.to(bias.dtype)
 
     def freeze(self, *, explicit: bool, inplace: bool) -> None:
@@ -104,13 +156,12 @@ class WindowBlock(nn.Module):
 
     def forward(self, groups: Tensor, *_: object, **__: object) -> Tensor:
         """The groups after the block; what a host says beside the tokens (grid, masks) is in the plan."""
-        host, recipe = self.host, self.recipe
-        norm1, norm2 = recipe.norms(host)
-        drop1, drop2 = recipe.drop_paths(host)
-        attended = norm1(self._attend(groups)) if recipe.post_norm else self._attend(norm1(groups))
-        groups = self._add(groups, drop1(attended))
-        update = norm2(recipe.mlp(host, groups)) if recipe.post_norm else recipe.mlp(host, norm2(groups))
-        return self._add(groups, drop2(update))
+        names = self.names
+        for path, drop_path, run in zip(names.norms, names.drop_paths, (self._attend, self._mlp), strict=True):
+            norm = self._part(path)
+            update = norm(run(groups)) if self.is_v2 else run(norm(groups))
+            groups = self._add(groups, self._part(drop_path)(update) if drop_path else update)
+        return groups
 
     def _add(self, groups: Tensor, update: Tensor) -> Tensor:
         return groups.add_(update) if self.inplace else groups + update
@@ -120,43 +171,70 @@ class WindowBlock(nn.Module):
         if self.sources is not None:
             groups = F.pad(groups, (0, 0, 0, 1)).index_select(1, self.sources)
         windows = groups.reshape(-1, self.window_groups, width)
-        query, key, value = self.recipe.project(self.host, windows)
+        query, key, value = self._project(windows)
         bias = self.attention_bias() if self.bias is None else self.bias
-        dropout = self.recipe.dropout(self.host) if self.training else 0.0
+        of_map, of_output = (self._part(path) if self.training else 0.0 for path in self.names.dropouts)
         if self.explicit:
             scores = (query @ key.transpose(-2, -1)).unflatten(0, (-1, self.num_windows)) + bias
             attended = scores.flatten(0, 1).softmax(-1) @ value
         else:
             mask = bias.to(query.dtype).repeat(batch, 1, 1, 1)
-            attended = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, scale=1.0)
-        output = self.recipe.output(self.host, attended.transpose(1, 2).flatten(2)).reshape(batch, -1, width)
+            attended = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=of_map, scale=1.0)
+        projected = self._part(self.names.projection)(attended.transpose(1, 2).flatten(2))
+        output = F.dropout(projected, of_output, self.training).reshape(batch, -1, width)
         return output if self.places is None else output.index_select(1, self.places)
 
+    def _project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of (windows, tokens, width), each as (windows, heads, tokens, size of a head).
 
-def window_block(wrapper: PruneMerge, recipe: Recipe, layout: TokenLayout) -> WindowBlock:
+        The products of query and key are the attention scores: scaled, or cosines times a learned scale (v2).
+        """
+        heads, layers = self._part(self.names.heads), [self._part(path) for path in self.names.qkv]
+        if len(layers) == 3:
+            query, key, value = (layer(tokens).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in layers)
+        elif self.is_v2:
+            query, key, value = split_heads(F.linear(tokens, layers[0].weight, self._qkv_bias(layers[0])), heads)
+        else:
+            query, key, value = split_heads(layers[0](tokens), heads)
+        if not self.is_v2:
+            return query * query.shape[-1] ** -0.5, key, value
+        scale = self._part(self.names.bias).logit_scale.clamp(max=math.log(100.0)).exp()
+        return F.normalize(query, dim=-1) * scale, F.normalize(key, dim=-1), value
+
+    def _qkv_bias(self, layer: nn.Linear) -> Tensor | None:
+        """Of Swin v2, where keys have none: beside the layer (timm), or in it whatever it says of keys."""
+        attention = self._part(self.names.bias)
+        if getattr(attention, "q_bias", None) is not None:
+            return torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
+        if layer.bias is None:
+            return None
+        third = layer.bias.numel() // 3
+        return layer.bias * F.pad(layer.bias.new_zeros(third), (third, third), value=1.0)
+
+    def _mlp(self, groups: Tensor) -> Tensor:
+        for path in self.names.mlp:
+            groups = self._part(path)(groups)
+        return groups
+
+
+def window_block(wrapper: PruneMerge, names: Names, layout: TokenLayout) -> WindowBlock:
     """The block that a compressed one runs instead of its host's."""
     groups = torch.full((wrapper.num_patches,), PRUNED)
-    counts = torch.diff(wrapper.merge_offsets.cpu(), append=torch.tensor([wrapper.merge_columns.numel()]))
-    groups[wrapper.merge_columns.cpu()] = torch.repeat_interleave(torch.arange(wrapper.num_groups), counts)
-    return WindowBlock(wrapper.block, recipe, groups, wrapper.centres.cpu(), layout, wrapper.log_sizes)
+    groups[wrapper.token_mask.cpu() > 0] = wrapper.reconstruct_columns.cpu()
+    return WindowBlock(wrapper.block, names, groups, wrapper.centres.cpu(), layout, wrapper.log_sizes)
 
 
-def whole_block(host: nn.Module, recipe: Recipe, layout: TokenLayout) -> WindowBlock:
+def whole_block(host: nn.Module, names: Names, layout: TokenLayout) -> WindowBlock:
     """The host's block on all tokens, in the order of the grid."""
     tokens = torch.arange(layout.num_patches)
-    return WindowBlock(host, recipe, tokens, tokens, layout)
+    return WindowBlock(host, names, tokens, tokens, layout)
 
 
 def _check_regions(groups: Tensor, regions: Tensor) -> None:
-    is_member = groups != PRUNED
-    lowest, highest = (
-        torch.zeros(int(groups.max()) + 1, dtype=torch.long).scatter_reduce(
-            0, groups[is_member], regions[is_member], how, include_self=False
-        )
-        for how in ("amin", "amax")
-    )
-    if (lowest != highest).any():
-        group = int(torch.nonzero(lowest != highest)[0])
+    pairs = torch.stack([groups, regions])[:, groups != PRUNED].unique(dim=1)
+    counts = torch.bincount(pairs[0])
+    if (counts > 1).any():
+        group = int(torch.nonzero(counts > 1)[0])
         raise PmvitError(
             f"expected groups inside one window and one region of its mask; group {group} lies in more: "
             "was the plan made for another window size?"

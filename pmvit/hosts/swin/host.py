@@ -1,16 +1,15 @@
 """What the hosts of all libraries' Swin models have in common."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from pmvit.hosts.host import Host, HostChange, PartNames, Reading, TokenLayout
-from pmvit.hosts.swin.blocks import WindowBlock, whole_block, window_block
-from pmvit.hosts.swin.recipe import Recipe
+from pmvit.hosts.modes import changed
+from pmvit.hosts.swin.blocks import Names, WindowBlock, whole_block, window_block
 from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows
 
@@ -21,21 +20,23 @@ class SwinHost(Host, ABC):
     takes_attention_bias = True
     keeps_grid = True
 
-    @abstractmethod
-    def recipe(self, block: nn.Module) -> Recipe:
-        """What a host's block is made of."""
+    def names(self, block: nn.Module) -> Names:
+        """What a host's block calls its parts."""
+        return Names()
 
     @abstractmethod
     def stages(self) -> list[str]:
         """The paths of the lists of blocks."""
 
     @abstractmethod
-    def first_grid(self) -> tuple[int, int]:
-        """The token grid of the first stage."""
-
-    @abstractmethod
     def windows(self, block: nn.Module, grid: tuple[int, int]) -> Windows:
         """The windows of a block."""
+
+    def first_grid(self) -> tuple[int, int]:
+        """The token grid of the first stage."""
+        _, height, width = self.input_size()
+        rows, columns = next(module for module in self.model.modules() if isinstance(module, nn.Conv2d)).stride
+        return (height // rows, width // columns)
 
     def block_names(self) -> list[str]:
         return [name for names in self.reading().spans for name in names]
@@ -54,9 +55,8 @@ class SwinHost(Host, ABC):
         return Reading([[f"{path}.{name}" for name, _ in blocks.named_children()] for path, blocks in stages.items()])
 
     def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
-        block = wrapper.block
-        wrapper.block = window_block(wrapper, self.recipe(block), layout).train(block.training)
-        return [HostChange(wrapper, "block", block)]
+        block = window_block(wrapper, self.names(wrapper.block), layout)
+        return [HostChange.make(wrapper, "block", block.train(wrapper.block.training))]
 
     @classmethod
     def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -64,38 +64,39 @@ class SwinHost(Host, ABC):
 
     def part_names(self, block: nn.Module) -> PartNames:
         prefix = "host." if isinstance(block, WindowBlock) else ""
-        recipe = self.recipe(inner_block(block))
-        without_tokens = tuple(prefix + path for path in recipe.without_tokens)
-        return PartNames(None, without_tokens, (prefix + recipe.attention,))
+        names = self.names(inner_block(block))
+        return PartNames(None, (prefix + names.bias_network,), (prefix + names.attention,))
 
     def observed(self, counting: bool = False) -> AbstractContextManager[Any]:
-        return nullcontext() if counting else self._attending_in_sdpa()  # these models write their products out
-
-    @contextmanager
-    def _attending_in_sdpa(self) -> Iterator[None]:
         """Let every block attend through `scaled_dot_product_attention`, which not every host calls."""
+        if counting:
+            return nullcontext()  # these models write their products out
         blocks = [self.model.get_submodule(name) for name in self.block_names()]
+        wholes = [
+            whole_block(block, self.names(block), layout).eval()
+            for block, layout in zip(blocks, self.layouts(), strict=True)
+        ]
         checkpointing = [module for module in self.model.modules() if getattr(module, "grad_checkpointing", False)]
-        hosts: list[Any] = [*blocks, *checkpointing]
-        try:
-            for block, layout in zip(blocks, self.layouts(), strict=True):
-                whole = whole_block(block, self.recipe(block), layout).eval()
-                vars(block)["forward"] = partial(self._run_whole, whole)
-            for module in checkpointing:
-                vars(module)["grad_checkpointing"] = False
-            yield
-        finally:
-            for block in blocks:
-                vars(block).pop("forward", None)
-            for module in hosts[len(blocks) :]:
-                module.grad_checkpointing = True
+        return changed(
+            [
+                *((whole.host, "forward", partial(_run_whole, whole)) for whole in wholes),
+                *((module, "grad_checkpointing", False) for module in checkpointing),
+            ]
+        )
 
-    def _run_whole(self, whole: WindowBlock, tokens: Tensor, *others: Any, **arguments: Any) -> Any:
-        return self.answer(whole.host, whole(tokens.flatten(1, -2)).view(tokens.shape))
+    def answer_like(self, module: nn.Module, block: nn.Module) -> None:
+        names = self.names(inner_block(block))
+        if names.beside is not None:
+            module.register_forward_hook(partial(_answer, names))
 
-    def answer(self, block: nn.Module, tokens: Tensor) -> Any:
-        """What the host expects its block to return."""
-        return tokens
+
+def _run_whole(whole: WindowBlock, tokens: Tensor, *_: Any, **__: Any) -> Any:
+    return _answer(whole.names, whole, (), whole(tokens.flatten(1, -2)).view(tokens.shape))
+
+
+def _answer(names: Names, _: nn.Module, __: tuple[Any, ...], tokens: Any) -> Any:
+    """A forward hook: what a host's block returns."""
+    return tokens if names.beside is None else (tokens, *names.beside)
 
 
 def inner_block(block: nn.Module) -> nn.Module:

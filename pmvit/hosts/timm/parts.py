@@ -3,23 +3,13 @@
 from typing import Any
 
 import torch
-from timm.layers import Attention, AttentionRope
-from timm.layers import Mlp as TimmMlp
+from timm.layers import Attention, AttentionRope, Mlp
 from timm.models import beit, eva
 from timm.models.vision_transformer import Block
 from timm.models.vision_transformer_relpos import RelPosAttention, RelPosBlock
 from torch import Tensor, nn
 
-from pmvit.hosts.host import AnyModule
-from pmvit.hosts.parts import (
-    PlainMlp,
-    PlainParts,
-    Rotary,
-    joined_bias,
-    linear,
-    rotary_of_patches,
-    unless_identity,
-)
+from pmvit.hosts.parts import AnyModule, PlainParts, Rotary, joined_bias, linear, plain_parts, rotary_of_patches
 from pmvit.merged_mlp import unwrapped
 
 # Each block and the kinds of attention it may have; all normalise, attend, add; normalise, MLP, add.
@@ -47,24 +37,16 @@ def parts_of(block: AnyModule, arguments: dict[str, Any]) -> PlainParts | None:
     """What a block is made of that is called with these arguments; `None` if it is another kind of block."""
     if not _knows(block) or arguments.get("is_causal"):
         return None
-    attention = block.attn
-    layers = _qkv(attention)
-    num_heads = attention.num_heads
-    return PlainParts(
-        norm1=block.norm1,
-        qkv=layers,
-        heads=(num_heads, attention.proj.in_features // num_heads),
-        scale=attention.scale,
-        projection=attention.proj,
-        norm2=unwrapped(block.norm2),
-        mlp=_mlp(unwrapped(block.mlp)),
-        query_norm=unless_identity(getattr(attention, "q_norm", None)),
-        key_norm=unless_identity(getattr(attention, "k_norm", None)),
+    attention, mlp = block.attn, unwrapped(block.mlp)
+    is_usual = type(mlp) is Mlp and isinstance(mlp.fc1, nn.Linear) and isinstance(mlp.norm, nn.Identity)
+    return plain_parts(
+        block,
+        attention,
+        _qkv(attention),
+        norms=("norm1", "norm2"),
+        mlp_layers=("fc1", "act", "fc2") if is_usual else None,
         rotary=_rotary(attention, arguments.get("rope")),
         bias=_bias(attention, arguments),
-        attention_norm=unless_identity(getattr(attention, "norm", None)),
-        layer_scale1=_layer_scale(block, 1),
-        layer_scale2=_layer_scale(block, 2),
     )
 
 
@@ -86,18 +68,6 @@ def _rotary(attention: AnyModule, rope: Tensor | None) -> Rotary | None:
 def _bias(attention: AnyModule, arguments: dict[str, Any]) -> Tensor | None:
     if getattr(attention, "rel_pos", None) is not None:  # it leaves out what blocks share, and counts groups itself
         return joined_bias(attention.rel_pos.get_bias())
-    own = (
-        attention._get_rel_pos_bias() if getattr(attention, "relative_position_bias_table", None) is not None else None
-    )
+    has_own = getattr(attention, "relative_position_bias_table", None) is not None
+    own = attention._get_rel_pos_bias() if has_own else None
     return joined_bias(own, *(arguments.get(name) for name in ("attn_mask", "shared_rel_pos", "shared_rel_pos_bias")))
-
-
-def _layer_scale(block: AnyModule, number: int) -> Tensor | None:
-    scale: Tensor | None = getattr(block, f"gamma_{number}", None)
-    return getattr(getattr(block, f"ls{number}", None), "gamma", None) if scale is None else scale
-
-
-def _mlp(mlp: AnyModule) -> nn.Module:
-    is_usual = type(mlp) is TimmMlp and isinstance(mlp.fc1, nn.Linear) and isinstance(mlp.norm, nn.Identity)
-    result: nn.Module = PlainMlp(mlp.fc1, mlp.act, mlp.fc2) if is_usual else mlp
-    return result

@@ -1,16 +1,17 @@
-"""timm's plain vision transformers: ViT, DeiT, BEiT, EVA and those built on them."""
+"""timm's plain vision transformers: ViT, DeiT, BEiT, EVA and those built on them; feature extractors on these."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch.fx
 from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
+from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
 from pmvit.hosts.host import (
     AnyModule,
     HostChange,
+    Outputs,
     PartNames,
     Reading,
     TokenLayout,
@@ -19,17 +20,15 @@ from pmvit.hosts.host import (
     register,
     select_tokens,
 )
+from pmvit.hosts.modes import changed
 from pmvit.hosts.parts import PlainParts
-from pmvit.hosts.timm.model import TimmModel, input_channels
-from pmvit.hosts.timm.parts import parts_of
+from pmvit.hosts.timm.model import TimmModel
+from pmvit.hosts.timm.parts import PLAIN, parts_of
 from pmvit.prune_merge import PruneMerge
 
 # A traced model does not know yet whether it will be given a mask.
 torch.fx.wrap("bias_at_centres")
 torch.fx.wrap("add_log_sizes")
-
-# Blocks that normalise before their MLP, and scale and drop what it puts out token by token.
-PRE_NORM_BLOCKS = (vision_transformer.Block, vision_transformer_relpos.RelPosBlock, beit.Block, eva.EvaBlock)
 
 
 @register
@@ -45,93 +44,88 @@ class TimmViT(TimmModel):
         beit.Beit,
         eva.Eva,
     )
-    # What a block calls the additive bias on its attention scores.
+    rotary_argument = "rope"
     bias_arguments = ("attn_mask", "shared_rel_pos", "shared_rel_pos_bias")
 
+    def blocks_read(self) -> list[int]:
+        """The blocks after which tokens are read."""
+        return [len(self.encoder.blocks) - 1]
+
     def block_names(self) -> list[str]:
-        return [f"blocks.{index}" for index in range(len(self.model.blocks))]
+        count = max(self.blocks_read()) + 1  # nothing depends on those that follow
+        return [f"{self.path}.blocks.{index}".removeprefix(".") for index in range(count)]
 
     def layouts(self) -> list[TokenLayout]:
-        height, width = self.model.patch_embed.grid_size
-        layout = TokenLayout(
-            (int(height), int(width)),
-            int(self.model.num_prefix_tokens),
-            has_class_token=getattr(self.model, "cls_token", None) is not None,
-        )
-        return [layout] * len(self.model.blocks)
+        model = self.encoder
+        height, width = model.patch_embed.grid_size
+        has_class_token = getattr(model, "cls_token", None) is not None
+        layout = TokenLayout((int(height), int(width)), int(model.num_prefix_tokens), has_class_token=has_class_token)
+        return [layout] * len(self.block_names())
 
     def reading(self) -> Reading:
-        pools = self.model.global_pool != "token" or getattr(self.model, "attn_pool", None) is not None
-        return Reading([self.block_names()], None if pools else int(self.model.num_prefix_tokens))
+        model, names = self.encoder, self.block_names()
+        ends = sorted({index + 1 for index in self.blocks_read()})
+        spans = [names[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        if self.path:  # what the first two blocks lose, every map that is read later lacks
+            return Reading(spans, None, (0, 1) if len(model.blocks) > 4 else ())
+        pools = model.global_pool != "token" or getattr(model, "attn_pool", None) is not None
+        return Reading(spans, None if pools else int(model.num_prefix_tokens))
 
     def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
         attention: AnyModule = getattr(wrapper.block, "attn", None)
         if getattr(attention, "rel_pos", None) is not None:
-            change = HostChange(attention, "rel_pos", attention.rel_pos)
-            attention.rel_pos = BiasAtCentres(attention.rel_pos, wrapper)
-            return [change]
+            return [HostChange.make(attention, "rel_pos", BiasAtCentres(attention.rel_pos, wrapper))]
         if getattr(attention, "relative_position_bias_table", None) is not None:
             index = attention.relative_position_index
-            changes = [
-                HostChange(attention, "relative_position_index", index),
-                HostChange(attention, "window_size", attention.window_size),
+            index = select_tokens(index, wrapper.centres.to(index.device), 0, 1)
+            return [
+                HostChange.make(attention, "relative_position_index", index),
+                # Its area + 1 is the side of the bias.
+                HostChange.make(attention, "window_size", (wrapper.centres.numel() - 1, 1)),
             ]
-            attention.relative_position_index = select_tokens(index, wrapper.centres.to(index.device), 0, 1)
-            attention.window_size = (wrapper.centres.numel() - 1, 1)  # its area + 1 is the side of the bias
-            return changes
         return []
-
-    @classmethod
-    def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
-        reduced = dict(arguments)
-        if reduced.get("rope") is not None:
-            reduced["rope"] = select_tokens(reduced["rope"], wrapper.patch_centres, -2)
-        for name in cls.bias_arguments:
-            if reduced.get(name) is not None:
-                reduced[name] = bias_at_centres(reduced[name], wrapper.centres)
-        if wrapper.log_sizes is not None:
-            name = next((name for name in cls.bias_arguments if name in reduced), "attn_mask")
-            reduced[name] = add_log_sizes(reduced.get(name), wrapper.log_sizes)
-        return reduced
 
     def plain_parts(self, block: nn.Module, arguments: dict[str, Any]) -> PlainParts | None:
         return parts_of(block, arguments)
 
     def part_names(self, block: nn.Module) -> PartNames:
         return PartNames(
-            mlp=("norm2", "mlp") if type(block) in PRE_NORM_BLOCKS else None,
+            mlp=("norm2", "mlp") if type(block) in PLAIN else None,
             without_tokens=("attn.rel_pos.mlp",),  # the network behind ViT-RelPos' bias, where a block has one
         )
 
-    def observed(self, counting: bool = False) -> AbstractContextManager[Any]:
-        return self._fused()
-
-    @contextmanager
-    def _fused(self) -> Iterator[None]:
-        fused = {module: module.fused_attn for module in self.model.modules() if hasattr(module, "fused_attn")}
-        checkpointing = getattr(self.model, "grad_checkpointing", False)
-        try:
-            for module in fused:
-                module.fused_attn = True
-            self.model.grad_checkpointing = False
-            yield
-        finally:
-            for module, value in fused.items():
-                module.fused_attn = value
-            self.model.grad_checkpointing = checkpointing
+    def observed(self, counting: bool = False) -> AbstractContextManager[None]:
+        fused = [(module, "fused_attn", True) for module in self.encoder.modules() if hasattr(module, "fused_attn")]
+        return changed([*fused, (self.encoder, "grad_checkpointing", False)])
 
     def traits(self) -> dict[str, Any]:
-        model, block = self.model, self.model.blocks[0]
-        return {
-            "num_classes": model.num_classes,
-            "in_chans": input_channels(model),
-            "img_size": list(model.patch_embed.img_size),
-            "patch_size": list(model.patch_embed.patch_size),
-            "global_pool": model.global_pool,
-            "embed_dim": model.embed_dim,
-            "depth": len(model.blocks),
-            "num_heads": getattr(getattr(block, "attn", block), "num_heads", None),
-        }
+        blocks = self.encoder.blocks
+        heads = getattr(getattr(blocks[0], "attn", blocks[0]), "num_heads", None)
+        return {**super().traits(), "depth": len(blocks), "num_heads": heads}
+
+
+@register
+class TimmFeatures(TimmViT):
+    """`features_only=True`: the blocks stand in `model.model.blocks`, and a list of feature maps comes out."""
+
+    key = "timm-features"
+    family = "timm feature extractor (features_only=True on a plain ViT)"
+    path = "model"
+    always: ClassVar[dict[str, Any]] = {"features_only": True}
+
+    @classmethod
+    def matches(cls, model: nn.Module) -> bool:
+        return isinstance(model, FeatureGetterNet) and isinstance(model.model, cls.classes)
+
+    def blocks_read(self) -> list[int]:
+        taken, _ = feature_take_indices(len(self.encoder.blocks), self.model.out_indices)
+        return [int(index) for index in taken]
+
+    def outputs(self) -> Outputs:
+        return Outputs(gives_logits=False, returns_tensor=False)
+
+    def traits(self) -> dict[str, Any]:
+        return {**super().traits(), "out_indices": self.blocks_read()}
 
 
 class BiasAtCentres(nn.Module):
@@ -154,3 +148,9 @@ class BiasAtCentres(nn.Module):
     def forward(self, attention: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """What timm calls where attention is not fused."""
         return attention + self.get_bias()
+
+
+def select_weights(model: AnyModule, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a classifier's weights that a feature extractor has, under its names."""
+    named = {f"{TimmFeatures.path}.{name}": value for name, value in tensors.items()}
+    return {name: named[name] for name in model.state_dict() if name in named}
