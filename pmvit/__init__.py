@@ -32,11 +32,9 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so
     from pmvit.hosts.segmenter.model import create_segmenter as create_segmenter
     from pmvit.measuring import MergeCosts as MergeCosts
     from pmvit.measuring import Scores as Scores
-    from pmvit.measuring import TokenMetric as TokenMetric
     from pmvit.measuring import measure as measure
     from pmvit.measuring.flops import flops as flops
     from pmvit.pipeline import run as run
-    from pmvit.planning import AdaptivePlan as AdaptivePlan
     from pmvit.planning import Plan as Plan
     from pmvit.planning import plan as plan
     from pmvit.reporting.page.report import report as report

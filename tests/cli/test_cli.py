@@ -222,7 +222,7 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
             ("compress", "{out}", "--method", "tome", "--learn", "dense", "-o", "y"),
             "--learn: for Prune and Merge",
         ),
-        (("info", "{out}", "--draw", "--json"), "--draw: expected for a plan, and without --json"),
+        (("info", "{out}", "--draw", "--json"), "--draw: expected for a fixed plan, and without --json"),
         (("benchmark", "{out}", "--overhead", "--runtime", "eager"), "--runtime: not beside --overhead"),
         (("calibrate", "{out}", "--data", "x", "--biases-only", "--lr", "1", "-o", "y"), "--lr: expected without"),
         (("plan", "{out}/config.json", "--keep", "0.5", "-o", "y"), "is it another file"),

@@ -7,7 +7,7 @@ import torch
 
 import pmvit
 from pmvit.config import MergeCostConfig, MetricConfig, ScoreConfig
-from pmvit.measuring import measure_config, read_measured
+from pmvit.measuring import TokenMetric, measure_config, read_measured
 from pmvit.measuring.scores import Scores
 from tests.helpers import small_vit
 from tests.swins import small_swin
@@ -45,7 +45,7 @@ def test_what_is_measured_is_what_was_asked_for(tmp_path: Path) -> None:
     assert isinstance(costs, pmvit.MergeCosts)
     assert costs == pmvit.measure(model, batches(), method="measured", progress=False)
     metric = pmvit.measure(model, batches(), numbers=16, progress=False)
-    assert isinstance(metric, pmvit.TokenMetric)
+    assert isinstance(metric, TokenMetric)
     scores = pmvit.measure(model, batches(), method="scored", progress=False)
     for name, measured in (("costs", costs), ("scores", scores), ("metric.safetensors", metric)):
         measured.save(tmp_path / name)
