@@ -67,17 +67,31 @@ def test_the_clip_example_runs_without_a_network(tmp_path: Path) -> None:
 
 
 def _error_messages() -> list[re.Pattern[str]]:
-    """What `PmvitError` is raised with anywhere, as patterns: anything may stand for a value."""
+    """What `PmvitError` is raised with anywhere, as patterns: anything may stand for a value.
+
+    `one_line` raises it with what failed, the reason in brackets, and advice.
+    """
     patterns = []
     for path in (ROOT / "pmvit").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "PmvitError":
-                (message,) = node.args
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name)
+        }
+        for node in ast.walk(tree):
+            name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+            if not isinstance(node, ast.Call) or name not in ("PmvitError", "one_line"):
+                continue
+            messages = [texts.get(each.id, each) if isinstance(each, ast.Name) else each for each in node.args]
+            words: list[str | None] = []
+            for number, message in enumerate(messages):
                 parts = message.values if isinstance(message, ast.JoinedStr) else [message]
-                words = [str(part.value) if isinstance(part, ast.Constant) else None for part in parts]
-                if sum(len(word or "") for word in words) > 20:  # a message that is all values would match any text
-                    text = "".join(".*" if word is None else re.escape(word) for word in words)
-                    patterns.append(re.compile(text.replace("\\\n", r"\s"), re.DOTALL))
+                words += [str(part.value) if isinstance(part, ast.Constant) else None for part in parts]
+                words += [" (", None, ")"] if name == "one_line" and number == 0 else []
+            if sum(len(word or "") for word in words) > 20:  # a message that is all values would match any text
+                text = "".join(".*" if word is None else re.escape(word) for word in words)
+                patterns.append(re.compile(text.replace("\\\n", r"\s"), re.DOTALL))
     return patterns
 
 
