@@ -313,13 +313,14 @@ def merging(
             model.set_submodule(names[index], blocks[index])
 
 
-def divergence(output: Tensor, original: Tensor, is_logits: bool) -> float:
-    """The mean divergence of predictions, in nats; of other outputs, half their squared distance."""
+def divergences(output: Tensor, original: Tensor, is_logits: bool) -> Tensor:
+    """The divergence of the predictions for each image, in nats; of other outputs, half their squared distance."""
     output, original = precise(output), precise(original)
     if not is_logits:
-        return float((output - original).square().flatten(1).sum(1).mean() / 2)
+        return (output - original).square().flatten(1).sum(1) / 2
     log, expected = output.log_softmax(-1), original.log_softmax(-1)
-    return float((expected.exp() * (expected - log)).sum(-1).mean())
+    of_places = (expected.exp() * (expected - log)).sum(-1)
+    return of_places if of_places.dim() == 1 else of_places.flatten(1).mean(1)
 
 
 @torch.no_grad()
@@ -340,10 +341,11 @@ def _schedules(
         used = batches[: max(len(batches) // 4, 1)] if few else batches
         with merging(model, merges, projections, config.isolation, config.size_weight):
             found = [
-                divergence(predict(model, batch.to(device)), original, is_logits) * len(batch)
+                divergences(predict(model, batch.to(device)), original, is_logits)
                 for batch, original in zip(used, expected, strict=False)
             ]
-        return sum(found) / sum(map(len, used))
+        # They differ by orders of magnitude from image to image: the mean of roots is not that of a few images.
+        return float(torch.cat(found).clamp_min(0).sqrt().mean()) ** 2
 
     layout = host.layout
     search = Search(cost, Tokens(layout.num_patches, layout.num_prefix, projections.shape[-1], config.isolation), tried)

@@ -25,8 +25,8 @@ class Schedule(NamedTuple):
     Attributes:
         share: Of the blocks' multiply-accumulates, that are left.
         merges: Before each block.
-        divergence: Of the output from the original's on the images that were tried, in nats; of other outputs than
-            logits, half the squared distance.
+        divergence: Of the output from the original's, in nats: the square of the mean of its roots over the images that
+            were tried. Of other outputs than logits, half the squared distance.
     """
 
     share: float
