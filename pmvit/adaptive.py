@@ -298,6 +298,7 @@ class AdaptiveBlock(WrappedBlock):
         step: What merges tokens before it, if anything; otherwise it runs on the groups of the block before.
         channel: That all adaptive blocks of the model share.
         num_prefix: Tokens before the patch tokens.
+        count: Tokens that the block runs on, prefix tokens included.
         is_first: No block before it has merged anything.
         size_weight: Part of the logarithm of sizes that is added to attention scores.
         arguments_at_centres: As for `PruneMerge`; it gets `Groups`.
@@ -310,13 +311,14 @@ class AdaptiveBlock(WrappedBlock):
         channel: Channel,
         *,
         num_prefix: int,
+        count: int,
         is_first: bool,
         size_weight: float,
         arguments_at_centres: Any,
     ) -> None:
         super().__init__()
         self.block, self.step, self.channel = block, step, channel
-        self.num_prefix, self.is_first, self.size_weight = num_prefix, is_first, size_weight
+        self.num_prefix, self.count, self.is_first, self.size_weight = num_prefix, count, is_first, size_weight
         self.arguments_at_centres = arguments_at_centres
         self.argument_names = argument_names(block)
 
@@ -409,6 +411,7 @@ def adaptive_blocks(
             step,
             channel,
             num_prefix=num_prefix,
+            count=num_prefix + num_patches - r,
             is_first=not result,
             size_weight=size_weight,
             arguments_at_centres=arguments_at_centres,

@@ -146,12 +146,10 @@ def flops(model: nn.Module) -> Flops:
     wrappers = {name: module for name, module in model.named_modules() if isinstance(module, PruneMerge)}
     products = shortcuts = 0
     adaptive = {name: module for name, module in model.named_modules() if isinstance(module, AdaptiveBlock)}
-    num_groups = host.layout.num_tokens if adaptive else 0
     for name, block in adaptive.items():
-        num_groups -= 0 if block.step is None else block.step.merges
         inside = sum(counts[f"{root}.{name}.block"].values())
         products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
-        shortcuts += elementwise_macs(host.layout.num_tokens, num_groups, block_width(host, block.block))
+        shortcuts += elementwise_macs(host.layout.num_tokens, block.count, block_width(host, block.block))
     for name, wrapper in wrappers.items():
         if f"{root}.{name}" not in counts:  # only its block was called, without the operations
             continue

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pmvit._system import keep_freed_memory
-from pmvit.compression import compress, plan_of
+from pmvit.compression import compress, compression_of
 from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
@@ -25,7 +25,7 @@ from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring.flops import flops
 from pmvit.methods import Evit, Tome
-from pmvit.planning import Plan
+from pmvit.planning import AdaptivePlan, Plan
 from pmvit.progress import track
 from pmvit.runtime.bench.memory import peak_memory
 from pmvit.runtime.bench.table import Benchmark, BenchmarkRow
@@ -93,7 +93,8 @@ def benchmark(
         )
     said = {}
     if not isinstance(against, Mapping):
-        if plan_of(model) is None:
+        compression = compression_of(model)
+        if compression is None or not isinstance(compression.what, Plan | AdaptivePlan):
             raise PmvitError("expected a model that a plan compressed to benchmark; this one is not compressed by one")
         names = dict.fromkeys(["original", *against])
         unknown = [name for name in names if name.removesuffix(INT8) not in VARIANTS]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pmvit.adaptive import AdaptiveBlock
 from pmvit.compression import compress, compression_of, decompress
 from pmvit.config.inference import Target
 from pmvit.hosts import Host, TokenLayout, host_of
@@ -48,8 +49,8 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
             module.log_sizes = None  # no group has more than one member
     host = host_of(model)
     spans, layouts, arguments = host.reading().spans, layouts_of(host), arguments_of(host)
-    # What lies between two spans, or labels pixels, needs all tokens: those that were sliced away come back.
-    is_whole = len(spans) > 1 or host.outputs().pixel_classes is not None
+    # What lies between two spans, or reads all tokens, needs them: those that were sliced away come back.
+    is_whole = len(spans) > 1 or host.reading().num_read is None
     for name in (name for names in spans for name in names):
         block, inside, tokens, matrices = _opened(host, name, layouts[name], arguments[name])
         parts = host.plain_parts(inside, arguments[name].at_centres)
@@ -92,7 +93,10 @@ def _opened(
     """
     block = in_windows(host.model.get_submodule(name), host, layout)
     inside, tokens = block, torch.arange(layout.num_tokens, device=next(host.model.parameters()).device)
-    if isinstance(block, PruneMerge):
+    if isinstance(block, AdaptiveBlock):
+        tokens = tokens[: block.count]
+        block = inside = block.block
+    elif isinstance(block, PruneMerge):
         inside, tokens = block.block, block.centres
         block = OnGroups(block) if arguments.given else inside  # what it is given is for all tokens
     return block, inside, tokens, mlp_matrices_of(inside, host.part_names(inside).mlp)
