@@ -54,8 +54,7 @@ class InputImages:
 
 def photograph(image: Tensor) -> Bytes:
     """An image (channels, height, width; 0 to 1) as bytes (height, width, 3), grey ones in three channels."""
-    array: Bytes = (image * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).numpy()
-    return np.ascontiguousarray(array)
+    return np.ascontiguousarray((image * 255).round().byte().expand(3, -1, -1).permute(1, 2, 0).numpy())
 
 
 def readable(samples: Sequence[Sample], mode: str, broken: Broken) -> Iterator[tuple[int, Sample, Image.Image]]:

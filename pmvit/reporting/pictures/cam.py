@@ -26,7 +26,7 @@ class Explained(NamedTuple):
 
     target: int | None  # the class that is explained; `None` for a model without classes, whose whole output is
     found: int | None  # the class it finds itself; for a model that labels pixels, the most frequent one
-    confidence: float | None  # its probability or, for pixels, the share of them that have it
+    confidence: float  # its probability or, for pixels, the share of them that have it
     is_dense: bool  # whether the model finds classes of many places, and not of the image
     maps: list[Tensor | None]
 
@@ -53,7 +53,7 @@ def explain(model: nn.Module, image: Tensor, target: int | None = None) -> Expla
         with torch.inference_mode(False), torch.enable_grad():
             images = image[None].to(parameter.device, parameter.dtype, copy=True).requires_grad_(True)
             output = predict(model, images)
-            found, confidence = _found(output) if gives_logits(model) else (None, None)
+            found, confidence = _found(output) if gives_logits(model) else (None, 0.0)
             target = found if target is None else target
             gradients = torch.autograd.grad(_evidence(output, target), left, allow_unused=True)
     maps: list[Tensor | None] = [None] * len(left)

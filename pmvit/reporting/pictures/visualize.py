@@ -20,7 +20,7 @@ from pmvit.reporting.blocks import Block, blocks_of, check_scores, planned, size
 from pmvit.reporting.class_names import class_names, name_of
 from pmvit.reporting.images import InputImages, photograph, readable
 from pmvit.reporting.pictures import patches
-from pmvit.reporting.pictures.cam import HEAT, MOST, Explained, agreement, explain, heat
+from pmvit.reporting.pictures.cam import HEAT, MOST, agreement, explain, heat
 from pmvit.reporting.pictures.colours import NEUTRAL, Colour
 from pmvit.reporting.pictures.figure import Format, Layer, PixelFigure, numbered_stem
 from pmvit.reporting.pictures.tiles import SHARES, TILE, Heading, Legends, Row, Tile, draw_tiles, tile_size
@@ -173,10 +173,13 @@ def draw_cam(
     target = "the whole output" if original.target is None else name_of(original.target, names)
     lines = [
         f"Grad-CAM of {target} on the patches that leave a block, each map from 0 to its {MOST:.0%} quantile; "
-        "cosine: how alike both maps are"
+        "cosine: how alike both maps are",
+        ";  ".join(
+            f"{title}: {name_of(each.found, names)} ({each.confidence:.0%}{' of the image' if each.is_dense else ''})"
+            for title, each in explained.items()
+            if each.found is not None
+        ),
     ]
-    if original.target is not None:
-        lines.append(";  ".join(f"{title}: {_prediction(each, names)}" for title, each in explained.items()))
     legends = {"speaks for it": _scale(HEAT, "nothing", "most")}
     return _draw(model, blocks, f"{name}: Grad-CAM of each block", lines, rows, legends, shown)
 
@@ -253,10 +256,3 @@ def _photograph(image: Tensor) -> Layer:
 def _scale(colour_map: str, low: str, high: str) -> list[tuple[Colour | None, str]]:
     colours = patches.coloured(np.linspace(0, 1, 5), colour_map)[:, :3].tolist()
     return [(tuple(colour), words) for colour, words in zip(colours, (low, "", "", "", high), strict=True)]
-
-
-def _prediction(explained: Explained, names: Sequence[str]) -> str:
-    if explained.found is None or explained.confidence is None:
-        return "no classes"
-    share = f"{explained.confidence:.0%}" + (" of the image" if explained.is_dense else "")
-    return f"{name_of(explained.found, names)} ({share})"

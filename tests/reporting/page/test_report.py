@@ -20,6 +20,7 @@ from pmvit.reporting.page import measurements
 from pmvit.reporting.page.sections import speed_table
 from pmvit.reporting.pictures.charts import Series, line_chart
 from pmvit.saving.commands import read_commands, remember_command
+from pmvit.training.metrics import curves
 from tests.helpers import small_plan, small_vit, tome
 from tests.reporting.pages import save_demo
 from tests.swins import small_swin
@@ -215,3 +216,16 @@ def test_speeds_of_older_benchmarks_are_read() -> None:
     ]
     table = speed_table({"rows": rows, "environment": {}})
     assert [row[0].text for row in table.rows] == ["original", "equal-token bound"]
+
+
+def test_learning_curves_by_hand() -> None:
+    """Steps as means over runs of neighbours, epochs one by one, and nothing of what was not measured."""
+    lines: list[dict[str, Any]] = [{"step": step, "loss": step, "kl": None, "lr": 1e-4} for step in range(1, 201)]
+    lines += [{"kind": "epoch", "step": epoch, "epoch": epoch, "top1": epoch / 200} for epoch in range(1, 151)]
+    loss, validation, rate = curves(lines)
+    assert list(loss.lines) == ["loss"]
+    assert loss.lines["loss"] == [(2 * number + 1.5, 2 * number + 1.5) for number in range(100)]
+    assert validation.y == "top-1 (%)"
+    assert validation.lines["top-1 accuracy"] == [(epoch, 100 * (epoch / 200)) for epoch in range(1, 151)]
+    assert rate.lines == {"weights": [(x, 1.0) for x, _ in loss.lines["loss"]]}
+    assert curves(lines[:200])[1].lines == {}
