@@ -57,7 +57,8 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     measured.save(measured_file(output, measured.config))
     write_text(output / METRICS, metrics)
     name = CLASSES[int(demo_images("test", 1)[1][0])]
-    draw_blocks(small, blocks_of(small), test[0][0][0], name).save(output / "blocks.png", "png")
+    image = test[0][0][0]
+    draw_blocks(small, blocks_of(small, image), image, name).save(output / "blocks.png", "png")
     page = pmvit.report(output, output / "report.html", data=DEMO, original=model)
 
     rows = (Measurements.read(page.with_suffix(".json")).speed or {})["rows"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from pmvit.config import PlanConfig, PlanOptions
+from pmvit.config.planning import Reconstruct
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document
 from pmvit.measuring.metric import PROJECTIONS, TokenMetric
@@ -37,6 +38,7 @@ class AdaptivePlan:
 
     kind: ClassVar[str] = "adaptive"
     title: ClassVar[str] = "adaptive Prune and Merge"
+    reconstruct: ClassVar[Reconstruct] = "residual"
 
     merges: tuple[int, ...]
     metric: TokenMetric

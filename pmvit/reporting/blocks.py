@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pmvit.compression import compression_of, plan_of
+from pmvit.compression import compression_of, plan_of, plan_of_image
 from pmvit.errors import PmvitError
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.measuring import Scores
-from pmvit.planning import LayerPlan, Plan
+from pmvit.planning import AnyPlan, LayerPlan
 from pmvit.prune_merge import PRUNED, PruneMerge
 
 
@@ -25,12 +25,16 @@ class Block(NamedTuple):
     returns: tuple[float, ...]  # with which weight each patch gets back what its group became; 0 where it is pruned
 
 
-def blocks_of(model: nn.Module) -> list[Block]:
+def blocks_of(model: nn.Module, image: Tensor | None = None) -> list[Block]:
     """The blocks of a compressed model, first to last; raise `PmvitError` if no plan compressed it.
 
-    Where tuning filled the matrices (`learn="dense"`), the weights are those of the planned members.
+    With an adaptive plan, groups are those of a prepared image, (channels, height, width); fixed ones are the same for
+    all. Where tuning filled the matrices (`learn="dense"`), the weights are those of the planned members.
     """
-    plan, host = planned(model), host_of(model)
+    title, host = planned(model).title, host_of(model)
+    plan = plan_of(model) if image is None else plan_of_image(model, image)
+    if plan is None:
+        raise PmvitError(f"expected an image to show the blocks of, for {title} lets every image choose; got none")
     made = []
     for number, (name, layout) in enumerate(zip(host.block_names(), host.layouts(), strict=True)):
         layer = plan.layers.get(number, LayerPlan.keep_all(layout.num_patches))
@@ -44,7 +48,9 @@ def blocks_of(model: nn.Module) -> list[Block]:
     return made
 
 
-def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[dict[str, Any]]:
+def describe_blocks(
+    model: nn.Module, scores: Scores | None = None, image: Tensor | None = None
+) -> list[dict[str, Any]]:
     """Describe every block of a compressed model, first to last, as JSON data.
 
     Patches are numbered row by row, from 0 at the top left, and lists with an entry for each patch are in that order:
@@ -58,12 +64,13 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[dict
     Args:
         model: What `compress` or `load` returned.
         scores: What the plan was made from, to have them in the description.
+        image: With an adaptive plan, the prepared image that chooses, (channels, height, width).
 
     Raises:
-        PmvitError: If the model is not compressed, or by a method without a plan; or the scores are of another one.
+        PmvitError: If the model is not compressed, or by a method without a plan; the scores are of another one; or
+            there is no image to choose.
     """
-    blocks = blocks_of(model)
-    check_scores(scores, blocks)
+    check_scores(scores, model)
     return [
         {
             "block": number,
@@ -80,7 +87,7 @@ def describe_blocks(model: nn.Module, scores: Scores | None = None) -> list[dict
             "weights": list(layer.weights),
             "scores": None if scores is None else scores.of(number).tolist(),
         }
-        for number, name, layout, layer, _ in blocks
+        for number, name, layout, layer, _ in blocks_of(model, image)
     ]
 
 
@@ -90,22 +97,22 @@ def _entries(matrix: Tensor, groups: Tensor) -> tuple[float, ...]:
     return tuple(entries.masked_fill(groups == PRUNED, 0.0).tolist())
 
 
-def planned(model: nn.Module) -> Plan:
+def planned(model: nn.Module) -> AnyPlan:
     """The plan that compressed a model; raise `PmvitError` if none did."""
-    compression, plan = compression_of(model), plan_of(model)
+    compression = compression_of(model)
     if compression is None:
         raise PmvitError("expected a compressed model, got one that is not: compress it first")
-    if plan is None:
+    if not isinstance(compression.what, AnyPlan):
         raise PmvitError(
             f"expected a model that a plan compressed, got one with {compression.what.title}: it chooses tokens anew "
             "for every image, so there is no plan to draw"
         )
-    return plan
+    return compression.what
 
 
-def check_scores(scores: Scores | None, blocks: Sequence[Block]) -> None:
+def check_scores(scores: Scores | None, model: nn.Module) -> None:
     """Raise `PmvitError` if there are scores and they are of a model with other blocks or grids."""
-    grids = [block.layout.grid for block in blocks]
+    grids = [layout.grid for layout in host_of(model).layouts()]
     if scores is not None and list(scores.grids) != grids:
         wanted, got = (f"{len(each)} blocks of {sizes(each)} patches" for each in (grids, scores.grids))
         raise PmvitError(f"expected scores of {wanted}, as the model has them; got some of {got}")

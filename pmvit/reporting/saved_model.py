@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from pmvit.compression import compression_of, plan_of
+from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
 from pmvit.measuring import Scores
 from pmvit.pipeline import RESULTS_FILE
+from pmvit.planning import AnyPlan, Plan
 from pmvit.reporting.blocks import describe_blocks
 from pmvit.saving.commands import read_commands
 from pmvit.saving.models import CONFIG_FILE, load
@@ -33,9 +34,9 @@ class SavedModel:
 
     Attributes:
         config: Its `config.json`.
-        recipe: What compressed it; the same as `plan`, which is `None` if it was a method without one.
+        recipe: What compressed it; the same as `plan`, fixed or adaptive, which is `None` if it was another method.
         reference: What it is compared with.
-        blocks: What happens to the patches of each block; `None` if there is no plan, and `no_blocks` says why.
+        blocks: What happens to the patches of each block; `None` without a fixed plan, and `no_blocks` says why.
         commands: Those that made it.
         metrics: The lines of `metrics.jsonl`.
         tuning: `finetune.json`, and `stages`: `results.json` of `pmvit run`; empty if they are not there.
@@ -48,7 +49,7 @@ class SavedModel:
         self, path: Path, original: str | Path | nn.Module | None = None, device: str | torch.device = "cpu"
     ) -> None:
         self.path, self.model = path, load(path, device=device)
-        compression, self.plan = compression_of(self.model), plan_of(self.model)
+        compression = compression_of(self.model)
         if compression is None:
             raise PmvitError(
                 f"expected a compressed model to report on; {path} is not compressed: use `pmvit compress`"
@@ -58,9 +59,14 @@ class SavedModel:
         self.config: dict[str, Any] = json.loads(text)
         self.reference = reference_for(self.model, original)
         self.recipe = compression.what
+        self.plan = self.recipe if isinstance(self.recipe, AnyPlan) else None
         self.no_blocks = f"{self.recipe.title} chooses its tokens anew for every image, so there is no plan to show."
-        self.blocks: list[dict[str, Any]] | None = None
         if self.plan is not None:
+            self.no_blocks = (
+                f"Every image chooses which tokens merge: pmvit report {path} --data IMAGES shows it of some."
+            )
+        self.blocks: list[dict[str, Any]] | None = None
+        if isinstance(self.plan, Plan):
             scores = path / SCORES_FILE if is_folder else path.with_suffix(f".{SCORES_FILE}")
             self.blocks = describe_blocks(self.model, Scores.load(scores) if scores.exists() else None)
         self.commands = read_commands(path)

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from pmvit.compression import compression_of, plan_of
+from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
 from pmvit.numbers.measures import MEASURES
 from pmvit.numbers.tables import format_number, markdown_table
-from pmvit.planning import Plan
+from pmvit.planning import AdaptivePlan, Plan
 from pmvit.saving.commands import versions
 from pmvit.wrapping import Compression, Recipe
 
@@ -52,11 +52,18 @@ def write_card(
     path = folder / CARD_FILE
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    compression, plan = compression_of(model), plan_of(model)
+    compression = compression_of(model)
     what = compression.what if compression is not None else None
     parts = [_header(model, what, details), MARK, *_summary(model, config, what, costs), *_accuracy(details.measured)]
-    if plan is not None:
-        counts = ((index, layer.num_tokens, *layer.counts.values()) for index, layer in sorted(plan.layers.items()))
+    if isinstance(what, AdaptivePlan):
+        rows = zip(range(what.depth), what.merges, what.tokens, strict=True)
+        parts += [
+            "## Tokens in each block",
+            "How many tokens merge before each block; which ones, every image chooses.",
+        ]
+        parts.append(table(("block", "merge before", "tokens"), (map(str, row) for row in rows)))
+    elif isinstance(what, Plan):
+        counts = ((index, layer.num_tokens, *layer.counts.values()) for index, layer in sorted(what.layers.items()))
         titles = ("block", "tokens", "kept", "kept in the MLP", "merged", "pruned")
         parts += ["## Tokens in each block", table(titles, (map(str, row) for row in counts))]
     parts += _use(model)
@@ -128,6 +135,8 @@ def _making(config: Mapping[str, Any], compression: Compression | None, details:
     settings: dict[str, Any] = {}
     if compression is not None and isinstance(compression.what, Plan):
         settings = {"learn": compression.learn, **compression.what.made_by}
+    elif compression is not None and isinstance(compression.what, AdaptivePlan):
+        settings = dict(compression.what.made_by)
     elif compression is not None:
         settings = {compression.what.kind: json.loads(compression.what.to_json())}
     settings |= details.settings

@@ -24,6 +24,7 @@ from pmvit.loading import open_images, open_loader
 from pmvit.measuring.flops import flops
 from pmvit.reporting.class_names import class_names, name_of
 from pmvit.reporting.images import InputImages, likeliest, page_picture, readable
+from pmvit.reporting.page.templates import chosen_blocks
 from pmvit.reporting.saved_model import SavedModel
 from pmvit.runtime.bench.run import Maker, benchmark
 from pmvit.runtime.bench.variants import variant
@@ -77,12 +78,15 @@ def measure(
         options: dict[str, Any] = {"split": "val", "workers": workers, "shuffle": limit is not None}
         batches = open_loader(model, data, labels=labels, whole=True, **options)
     evaluation = asdict(evaluate_pair(model, original, batches, limit=limit, progress=progress))
-    pictures = _gallery(model, original, data, class_names(model, names, data))
+    pictures = _gallery(saved, data, class_names(model, names, data))
     return Measurements(of, evaluation, _speed(saved, progress), pictures)
 
 
-def _gallery(model: nn.Module, original: nn.Module, data: str | Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Images taken evenly from all there are, each as JSON data: `src`, `caption`, and the first predictions."""
+def _gallery(saved: SavedModel, data: str | Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Images taken evenly from all there are, each as JSON data: `src`, `caption`, and the first predictions; with an
+    adaptive plan `blocks`, too.
+    """
+    model, original = saved.model, saved.reference.model
     images = InputImages(model)
     classifies = gives_logits(model) and host_of(model).outputs().pixel_classes is None
     if data == DEMO:
@@ -102,6 +106,7 @@ def _gallery(model: nn.Module, original: nn.Module, data: str | Path, names: tup
         for picture, name, label in shown:
             prepared = images.prepare(picture)
             entry: dict[str, Any] = {"src": page_picture(images.picture(prepared)), "caption": name}
+            entry |= chosen_blocks(saved, prepared)
             if isinstance(label, int) and classifies:
                 entry["label"] = name_of(label, names)
             if classifies:

@@ -13,6 +13,7 @@ from pmvit.errors import PmvitError
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops, flops
+from pmvit.planning import AdaptivePlan
 from pmvit.reporting.blocks import sizes
 from pmvit.reporting.page import sections
 from pmvit.reporting.page.measurements import Measurements, measure
@@ -137,6 +138,7 @@ def _render(saved: SavedModel, found: Measurements, others: tuple[list[sections.
         learning=sections.curves(saved.metrics),
         comparison=others,
         blocks=saved.blocks,
+        merges=saved.plan.blocks if isinstance(saved.plan, AdaptivePlan) else {},
         commands=commands,
         settings=_settings(saved),
         style=style,
@@ -182,7 +184,7 @@ def _what(saved: SavedModel, costs: tuple[Flops, Flops], compared_with: str) -> 
 
 def _settings(saved: SavedModel) -> list[tuple[str, list[tuple[str, str]]]]:
     """The configurations that are on record, each with its name."""
-    titles = {"scores": "Scores", "plan": "Plan"}
+    titles = {"scores": "Scores", "plan": "Plan", "metric": "Metric"}
     made_by = saved.plan.made_by if saved.plan is not None else {}
     found = [(titles.get(name, name), values) for name, values in made_by.items() if isinstance(values, dict)]
     if saved.tuning:

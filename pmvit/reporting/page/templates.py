@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from torch import Tensor
 
+from pmvit.planning import AdaptivePlan
+from pmvit.reporting.blocks import describe_blocks
 from pmvit.reporting.saved_model import SavedModel
 from pmvit.saving.commands import versions
 
@@ -41,14 +44,29 @@ def json_data(value: Any) -> str:
 
 
 def viewer_data(saved: SavedModel, pictures: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the block viewer gets; the scores and weights of a very large plan are left out. `None` without a plan."""
-    if saved.blocks is None or saved.plan is None:
+    """What the block viewer gets; `None` without a plan.
+
+    Of a very large plan, scores and weights are left out; if each picture has blocks of its own, the last pictures are.
+    """
+    if saved.plan is None:
         return None
+    if saved.blocks is None:
+        while len(json_data(pictures)) > LARGEST_PLAN:
+            pictures = pictures[:-1]
+        return {"blocks": [], "reconstruct": saved.plan.reconstruct, "images": pictures}
     for names in (("weights", "scores"), ("weights",), ()):
         short = [{name: block[name] for name in VIEWED} | _rounded(block, names) for block in saved.blocks]
         if len(json_data(short)) < LARGEST_PLAN:
             break
     return {"blocks": short, "reconstruct": saved.plan.reconstruct, "images": pictures}
+
+
+def chosen_blocks(saved: SavedModel, image: Tensor) -> dict[str, Any]:
+    """What a picture in the block viewer brings along: the `blocks` of a prepared image, if it chooses its groups."""
+    if not isinstance(saved.plan, AdaptivePlan):
+        return {}
+    described = describe_blocks(saved.model, image=image)
+    return {"blocks": [{name: block[name] for name in VIEWED} for block in described]}
 
 
 def _rounded(block: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pmvit.evaluation.reference import Reference, reference_for
 from pmvit.hosts import host_of
 from pmvit.measuring import Scores
 from pmvit.methods.base import numbers_of_blocks
+from pmvit.planning import AdaptivePlan
 from pmvit.progress import track
 from pmvit.reporting.blocks import Block, blocks_of, check_scores, planned, sizes
 from pmvit.reporting.class_names import class_names, name_of
@@ -75,7 +76,7 @@ def visualize(
         output: The folder to write to.
         what: `blocks`: for each image, kept patches as they are, merged ones in the colour of their group, pruned ones
             white, and what is reconstructed (Fig. 5). `cam`: Grad-CAM of the original and of the compressed model.
-            `maps`: of scores, groups and token counts, which are the same for all images.
+            `maps`: of scores, groups and token counts, which are the same for all images unless the plan is adaptive.
         blocks: Which blocks, negative numbers from the last; all if not given.
         limit: How many images, taken evenly from all there are.
         formats: `png`, `svg` or `both`.
@@ -88,36 +89,42 @@ def visualize(
     Raises:
         PmvitError: If the model has no plan, an option is not one, or there is no image that can be read.
     """
-    _check(what, formats, limit, images, Path(output))
-    chosen = blocks_of(model)
-    check_scores(scores, chosen)
-    if blocks is not None:
-        wanted = numbers_of_blocks(blocks, len(chosen), "blocks")
-        chosen = [block for block in chosen if block.number in wanted]
+    plan = planned(model)
+    needs_images = isinstance(plan, AdaptivePlan) or set(what) != {"maps"}
+    _check(what, formats, limit, needs_images and images is None, Path(output))
+    check_scores(scores, model)
+    wanted = range(plan.depth) if blocks is None else numbers_of_blocks(blocks, plan.depth, "blocks")
+    chosen = [] if isinstance(plan, AdaptivePlan) else [block for block in blocks_of(model) if block.number in wanted]
     if original is not None and host_of(original).layouts() != host_of(model).layouts():
         raise PmvitError("original: expected a model with the same blocks and grids; got one with others")
     reference = reference_for(model, original) if "cam" in what else None
     prepared, titles, made, folder = InputImages(model), class_names(model, names), Visualized(), Path(output)
     kinds: tuple[Format, ...] = ("png", "svg") if formats == "both" else (formats,)
-    if "maps" in what:
+    if "maps" in what and not isinstance(plan, AdaptivePlan):
         made.maps.extend(_save(draw_maps(model, chosen, scores), folder / "maps", kinds))
-    samples = choose_samples(open_source(images), limit) if images is not None and set(what) != {"maps"} else []
+    samples = choose_samples(open_source(images), limit) if images is not None and needs_images else []
     opened = readable(samples, prepared.mode, made.broken)
     for number, sample, picture in track(opened, "visualize", len(samples), show=progress):
         pixels, name = prepared.prepare(picture), Path(sample.name).name
         stem = folder / numbered_stem(number, len(samples), sample.name)
         written: list[Path] = []
+        if isinstance(plan, AdaptivePlan):
+            chosen = [block for block in blocks_of(model, pixels) if block.number in wanted]
         for kind in dict.fromkeys(what):
             if kind == "blocks":
-                written += _save(draw_blocks(model, chosen, pixels, name), stem.with_name(f"{stem.name}-blocks"), kinds)
+                figure = draw_blocks(model, chosen, pixels, name)
             elif kind == "cam" and reference is not None:
                 figure = draw_cam(model, chosen, pixels, name, reference, titles)
-                written += _save(figure, stem.with_name(f"{stem.name}-cam"), kinds)
+            elif isinstance(plan, AdaptivePlan):
+                figure = draw_maps(model, chosen, scores, f"{name}: ")
+            else:
+                continue
+            written += _save(figure, stem.with_name(f"{stem.name}-{kind}"), kinds)
         made.images[sample.name] = written
     return made
 
 
-def _check(what: Sequence[str], formats: str, limit: int, images: str | Path | None, output: Path) -> None:
+def _check(what: Sequence[str], formats: str, limit: int, lacks_images: bool, output: Path) -> None:
     unknown = [each for each in what if each not in get_args(What)]
     if unknown or not what:
         got = repr(unknown[0]) if unknown else "none"
@@ -126,8 +133,10 @@ def _check(what: Sequence[str], formats: str, limit: int, images: str | Path | N
         raise PmvitError(f"formats: expected one of {', '.join(get_args(Formats))}; got {formats!r}")
     if limit < 1:
         raise PmvitError(f"limit: expected 1 or more, got {limit}")
-    if images is None and set(what) != {"maps"}:
-        raise PmvitError("images: expected a folder or an image, without which there are only maps; got none")
+    if lacks_images:
+        raise PmvitError(
+            "images: expected a folder or an image, without which there are only maps of a fixed plan; got none"
+        )
     if output.is_file():
         raise PmvitError(f"expected a folder or a new name to write pictures to, got the file {output}")
 
@@ -184,8 +193,11 @@ def draw_cam(
     return _draw(model, blocks, f"{name}: Grad-CAM of each block", lines, rows, legends, shown)
 
 
-def draw_maps(model: nn.Module, blocks: Sequence[Block], scores: Scores | None) -> PixelFigure:
-    """For every block, the score of each patch, its group, and how many patches became one token with it."""
+def draw_maps(model: nn.Module, blocks: Sequence[Block], scores: Scores | None, of: str = "") -> PixelFigure:
+    """For every block, the score of each patch, its group, and how many patches became one token with it.
+
+    The title begins with what the maps are of, if they are not of all images.
+    """
     largest = max(max(patches.group_sizes(block.layer)) for block in blocks)
     marked, groups, counts = [], [], []
     for number, _, layout, layer, _ in blocks:
@@ -219,7 +231,7 @@ def draw_maps(model: nn.Module, blocks: Sequence[Block], scores: Scores | None) 
     legends = {"bar": [(colour, state) for state, colour in SHARES], **legends}
     if any(block.layout.windows is not None for block in blocks):
         lines.append("lines in the maps of groups are the borders of attention windows")
-    return _draw(model, blocks, "scores, groups and tokens of each block", lines, rows, legends)
+    return _draw(model, blocks, f"{of}scores, groups and tokens of each block", lines, rows, legends)
 
 
 def _draw(
@@ -233,15 +245,19 @@ def _draw(
 ) -> PixelFigure:
     """Rows of tiles under a title and a line that says which model it is and what was done to it."""
     plan, size = planned(model), tile_size(block.layout.grid for block in blocks)
+    merges = plan.merges if isinstance(plan, AdaptivePlan) else None
+    grids = sizes([layout.grid for layout in host_of(model).layouts()])
     about = (
-        f"{type(model).__name__}, {plan.depth} blocks of {sizes(plan.grids)} patches; {plan.keep:.0%} of the patch "
-        f"tokens kept, reconstruct {plan.reconstruct}"
+        f"{type(model).__name__}, {plan.depth} blocks of {grids} patches; {plan.keep:.0%} of the patch tokens kept"
+        f"{', which the image chooses' if merges is not None else ''}, reconstruct {plan.reconstruct}"
     )
     headings = []
     for number, _, _, layer, _ in blocks:
         kept = f"all {layer.num_tokens}" if layer.is_identity else f"{layer.num_kept} of {layer.num_tokens}"
         words = "not compressed" if layer.is_identity else f"{layer.num_merged} merged, {layer.num_pruned} pruned"
         words = words if layer.mlp is None else f"{layer.mlp.num_kept} in the MLP"
+        if merges is not None and not layer.is_identity:
+            words = f"{layer.num_merged} merged, {merges[number]} of them here"
         counts = (layer.num_kept, layer.num_merged, layer.num_pruned)
         headings.append(Heading(f"block {number}: {kept} kept", words, counts))
     made = [Row(tiles, size, name) for name, tiles in rows.items()]

@@ -15,6 +15,7 @@ from pmvit.hosts import host_of
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.images import InputImages, fitted, likeliest, page_picture
+from pmvit.reporting.page.templates import chosen_blocks
 from pmvit.reporting.pictures.colours import palette
 from pmvit.reporting.pictures.segment import label_pixels
 from pmvit.reporting.pictures.segmentation import SegmentedImage
@@ -39,13 +40,15 @@ class Trial:
             self.models["optimized"] = optimize_for_inference(saved.model)
         for model in self.models.values():
             model.eval().requires_grad_(False)
-        self._model = saved.model
+        self._saved, self._model = saved, saved.model
         self._images = InputImages(saved.model)
         self._pixel_classes = host_of(saved.model).outputs().pixel_classes
         self._lock = threading.Lock()
 
     def run(self, picture: Image.Image) -> dict[str, Any]:
-        """What the page shows of an image, as JSON data: `picture`, `seconds` by model, and the answers of both."""
+        """What the page shows of an image, as JSON data: `picture`, `seconds` by model, the answers of both and, with
+        an adaptive plan, the image's `blocks`.
+        """
         prepared = self._images.prepare(picture)
         result: dict[str, Any] = {"picture": page_picture(self._images.picture(prepared))}
         image = prepared[None].to(next(self._model.parameters()).device)
@@ -56,7 +59,7 @@ class Trial:
             took = (time.perf_counter() - begun) or 1e-3
             rounds = max(1, min(MOST_ROUNDS, int(SECONDS / took)))
             times = interleave(runs, rounds, warmup=0)
-            answers = self._answers(picture, outputs)
+            answers = self._answers(picture, outputs) | chosen_blocks(self._saved, prepared)
         result["seconds"] = {name: statistics.median(values) for name, values in times.items()}
         return {**result, "rounds": rounds, **answers}
 

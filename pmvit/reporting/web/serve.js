@@ -91,7 +91,7 @@ class TrialPage {
     }
     if (result.kind === "pixels") this.classes.replaceChildren(...result.classes.map(entryOf));
     if (this.viewer !== null) {
-      const picture = { src: result.picture, caption: name };
+      const picture = { src: result.picture, caption: name, blocks: result.blocks };
       if (result.kind === "classes") Object.assign(picture, { original: result.original[0], compressed: result.compressed[0] });
       this.viewer.showPicture(this.viewer.add(picture));
     }

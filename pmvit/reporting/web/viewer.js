@@ -13,8 +13,8 @@
  * @property {number[]} [scores] The score of each patch.
  *
  * @typedef {{name: string, share: number}} Prediction
- * @typedef {{src: string, caption: string, label?: string, original?: Prediction, compressed?: Prediction}} Picture
- * @typedef {{blocks: Block[], reconstruct: string, images: Picture[]}} ViewerData
+ * @typedef {{src: string, caption: string, label?: string, original?: Prediction, compressed?: Prediction, blocks?: Block[]}} Picture
+ * @typedef {{blocks: Block[], reconstruct: string, images: Picture[]}} ViewerData `blocks` are those of all pictures; none if each has its own.
  */
 
 const PRUNED = -1;
@@ -26,10 +26,11 @@ class BlockViewer {
    * @param {ViewerData} data
    */
   constructor(root, data) {
-    this.blocks = data.blocks;
+    this.root = root;
+    /** @type {Block[]} */ this.blocks = [];
+    /** @type {number[][][]} */ this.members = [];
     this.reconstruct = data.reconstruct;
     /** @type {Picture[]} */ this.pictures = [];
-    this.members = data.blocks.map(membersOf);
     this.block = 0;
     /** @type {number | null} */ this.patch = null;
     this.pinned = false;
@@ -46,7 +47,6 @@ class BlockViewer {
     this.trace = find(".trace");
     this.thumbs = find(".thumbs");
     this.byGroup = /** @type {HTMLInputElement} */ (find(".by-group"));
-    this.slider.max = String(this.blocks.length - 1);
     this.slider.addEventListener("input", () => this.showBlock(Number(this.slider.value)));
     this.byGroup.addEventListener("change", () => this.draw());
     this.canvas.addEventListener("pointermove", (event) => this.pinned || this.choose(this.patchAt(event)));
@@ -56,7 +56,7 @@ class BlockViewer {
     document.addEventListener("theme", () => this.draw());
     new ResizeObserver(() => this.draw()).observe(this.canvas);
     for (const picture of data.images) this.add(picture);
-    this.showBlock(0);
+    this.useBlocks(data.blocks);
     if (data.images.length > 0) this.showPicture(0);
     else this.whole.parentElement.hidden = true;
   }
@@ -79,6 +79,15 @@ class BlockViewer {
     return number;
   }
 
+  /** Shows these blocks; nothing while there are none. @param {Block[]} blocks */
+  useBlocks(blocks) {
+    this.blocks = blocks;
+    this.members = blocks.map(membersOf);
+    this.root.hidden = blocks.length === 0;
+    this.slider.max = String(blocks.length - 1);
+    if (blocks.length > 0) this.showBlock(this.block);
+  }
+
   /** @param {number} number */
   async showPicture(number) {
     this.picture = number;
@@ -90,6 +99,7 @@ class BlockViewer {
     if (this.picture !== number) return;
     this.image = image;
     this.whole.parentElement.hidden = false;
+    if (picture.blocks) this.useBlocks(picture.blocks);
     this.caption.textContent = captionOf(picture);
     this.draw();
   }
@@ -213,6 +223,7 @@ class BlockViewer {
   /** Paints the block, the chosen group over it, and the picture that comes in beside it. */
   draw() {
     const { image } = this;
+    if (this.blocks.length === 0) return;
     const ratio = image ? image.naturalHeight / image.naturalWidth : this.blocks[this.block].grid[0] / this.blocks[this.block].grid[1];
     const paint = sized(this.canvas, ratio);
     if (paint === null) return;
