@@ -29,7 +29,8 @@ QUIET: dict[str, Any] = {"progress": False, "workers": 0, "checkpoint_every": 1,
 
 def small_plan(model: nn.Module, keep: float = 0.5, **options: Any) -> Plan:
     scores = pmvit.measure(model, [], method="scored", scorer="random")
-    return pmvit.plan(scores, keep=keep, prune=0.1, **options)
+    made: Plan = pmvit.plan(scores, keep=keep, prune=0.1, **options)
+    return made
 
 
 def compressed(**options: Any) -> nn.Module:

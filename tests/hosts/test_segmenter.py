@@ -27,7 +27,9 @@ def images() -> Tensor:
 
 
 def some_plan(model: Any, **options: Any) -> Plan:
-    return pmvit.plan(pmvit.measure(model, [], method="scored", scorer="random"), keep=0.5, prune=0.1, **options)
+    scores = pmvit.measure(model, [], method="scored", scorer="random")
+    made: Plan = pmvit.plan(scores, keep=0.5, prune=0.1, **options)
+    return made
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
