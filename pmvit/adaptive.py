@@ -240,40 +240,8 @@ class Flow(NamedTuple):
     centres: Tensor
 
 
-class Channel:
-    """Where adaptive blocks of one model leave a `Flow` for the next of them; every thread has its own."""
-
-    def __init__(self) -> None:
-        self._of_thread = threading.local()
-        self._recorded: Flow | None = None  # while a graph is made, by one thread
-
-    def put(self, flow: Flow) -> None:
-        if is_recorded(flow.tokens):
-            self._recorded = flow
-        else:
-            self._of_thread.flow = flow
-
-    def get(self, tokens: Tensor) -> Flow:
-        flow = self._recorded if is_recorded(tokens) else self.last
-        if flow is None:
-            raise RuntimeError("expected the blocks of a model with an adaptive plan to run one after the other")
-        return flow
-
-    @property
-    def last(self) -> Flow | None:
-        """What this thread put last."""
-        return getattr(self._of_thread, "flow", None)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Channel":
-        memo[id(self)] = copied = Channel()
-        return copied
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Channel, ()
-
-
 class Groups(NamedTuple):
-    """What a host has to know of the groups that a block runs on, to reduce what else the block is called with.
+    """What a host has to know of the groups that a block runs on, to reduce what it holds or is called with per token.
 
     Attributes:
         block: The block.
@@ -288,6 +256,50 @@ class Groups(NamedTuple):
     centres: Tensor
     patch_centres: Tensor
     log_sizes: Tensor | None
+
+
+class Channel:
+    """Where adaptive blocks of one model leave a `Flow` for the next of them; every thread has its own."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+        self._recorded: Flow | None = None  # while a graph is made, by one thread
+        self._recorded_groups: Groups | None = None
+
+    def put(self, flow: Flow) -> None:
+        if is_recorded(flow.tokens):
+            self._recorded = flow
+        else:
+            self._of_thread.flow = flow
+
+    def get(self, tokens: Tensor) -> Flow:
+        flow = self._recorded if is_recorded(tokens) else self.last
+        if flow is None:
+            raise RuntimeError("expected the blocks of a model with an adaptive plan to run one after the other")
+        return flow
+
+    def run_on(self, groups: Groups | None) -> None:
+        """Tell what is inside a block which groups it runs on; `None` when it has run."""
+        if groups is None or is_recorded(groups.centres):
+            self._recorded_groups = groups
+        if groups is None or not is_recorded(groups.centres):
+            self._of_thread.groups = groups
+
+    def groups(self, tensor: Tensor) -> Groups | None:
+        """What the block that now runs in this thread, and made this tensor, runs on; `None` outside of blocks."""
+        return self._recorded_groups if is_recorded(tensor) else getattr(self._of_thread, "groups", None)
+
+    @property
+    def last(self) -> Flow | None:
+        """What this thread put last."""
+        return getattr(self._of_thread, "flow", None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Channel":
+        memo[id(self)] = copied = Channel()
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Channel, ()
 
 
 class AdaptiveBlock(WrappedBlock):
@@ -333,7 +345,13 @@ class AdaptiveBlock(WrappedBlock):
             merged, sizes, choices = self.step(merged, sizes)
             for choice in choices:
                 groups, centres = self._follow(choice, groups, centres)
-        output = self.block(merged, **self._block_arguments(positional, arguments, sizes, centres))
+        of_groups = self._groups(sizes, centres)
+        named = named_arguments(self.argument_names, positional, arguments)
+        self.channel.run_on(of_groups)
+        try:
+            output = self.block(merged, **self.arguments_at_centres(of_groups, named))
+        finally:
+            self.channel.run_on(None)
         after, *others = output if isinstance(output, tuple) else (output,)
         result = tokens + take(after - merged, groups)
         self.channel.put(Flow(result, after, sizes, groups, centres))
@@ -366,14 +384,10 @@ class AdaptiveBlock(WrappedBlock):
         left = torch.cat([prefix, torch.cat([choice.stays, choice.others], dim=1) + count], dim=1)
         return after, centres.gather(1, left)
 
-    def _block_arguments(
-        self, positional: tuple[Any, ...], arguments: dict[str, Any], sizes: Tensor | None, centres: Tensor
-    ) -> dict[str, Any]:
+    def _groups(self, sizes: Tensor | None, centres: Tensor) -> Groups:
         log_sizes = None if sizes is None or not self.size_weight else sizes[..., 0].log() * self.size_weight
         patch_centres = centres[:, self.num_prefix :] - self.num_prefix
-        of_groups = Groups(self.block, self.argument_names, centres, patch_centres, log_sizes)
-        named = named_arguments(self.argument_names, positional, arguments)
-        return named if self.arguments_at_centres is None else self.arguments_at_centres(of_groups, named)
+        return Groups(self.block, self.argument_names, centres, patch_centres, log_sizes)
 
 
 def adaptive_blocks(
@@ -385,7 +399,7 @@ def adaptive_blocks(
     *,
     isolation: int,
     size_weight: float,
-    arguments_at_centres: Any = None,
+    arguments_at_centres: Any,
 ) -> dict[int, AdaptiveBlock]:
     """Wrap the blocks from the first before which tokens merge on.
 

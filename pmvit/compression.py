@@ -15,6 +15,7 @@ from pmvit.errors import PmvitError
 from pmvit.hosts import Host, HostChange, host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode
 from pmvit.measuring.flops import block_width
+from pmvit.measuring.metric import check_attends_everywhere
 from pmvit.merged_mlp import MergedNorm, SpreadMlp, groups_of_groups
 from pmvit.planning import AdaptivePlan, LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge, TokenMatrices
@@ -140,6 +141,7 @@ def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
             f"learn: it is for the matrices of a fixed plan, of which an adaptive one has none; got {learn!r}"
         )
     host = host_of(model)
+    check_attends_everywhere(host)
     layout, names, metric = host.layout, host.block_names(), plan.metric
     blocks = [model.get_submodule(name) for name in names]
     if (metric.grid, metric.num_prefix) != (layout.grid, layout.num_prefix):
@@ -167,6 +169,7 @@ def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
         arguments_at_centres=host.arguments_at_centres,
     )
     for index, wrapper in wrappers.items():
+        changes += host.fit(wrapper, layout)
         host.answer_like(wrapper, blocks[index])
         model.set_submodule(names[index], wrapper)
     return changes
@@ -208,7 +211,7 @@ def decompress(model: Model) -> Model:
     if compression is None:
         raise PmvitError("expected a compressed model; this one is not compressed")
     for module, attribute, before in reversed(compression.changes):
-        setattr(module, attribute, _on_device_of(module, before))
+        HostChange(module, attribute, _on_device_of(module, before)).undo()
     for name, module in list(model.named_modules()):
         if isinstance(module, WrappedBlock):
             model.set_submodule(name, module.block)

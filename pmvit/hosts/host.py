@@ -4,11 +4,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-import torch
-import torch.fx
 from torch import Tensor, nn
 
+from pmvit.adaptive import AdaptiveBlock, Groups
 from pmvit.errors import PmvitError
+from pmvit.hosts.groups import add_log_sizes, bias_at_centres, select_tokens
 from pmvit.hosts.parts import AnyModule as AnyModule
 from pmvit.hosts.parts import PlainParts
 from pmvit.prune_merge import PruneMerge
@@ -142,6 +142,13 @@ class HostChange(NamedTuple):
         setattr(module, attribute, value)
         return change
 
+    def undo(self) -> None:
+        """Make the attribute again what it was."""
+        if getattr(self.original, "__self__", None) is self.module:  # a method of its class
+            delattr(self.module, self.attribute)
+        else:
+            setattr(self.module, self.attribute, self.original)
+
 
 class Host:
     """What pmvit knows of one model. Four methods say where blocks and tokens are; the others have a default.
@@ -206,15 +213,18 @@ class Host:
         """Change what has to be changed outside the blocks before they are wrapped; return what was changed."""
         return []
 
-    def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
-        """Reduce what a wrapped block holds per token (position biases) to the group centres; return what changed."""
+    def fit(self, wrapper: PruneMerge | AdaptiveBlock, layout: TokenLayout) -> list[HostChange]:
+        """Reduce what a wrapped block holds per token (position biases) to the group centres; return what changed.
+
+        With an adaptive plan, groups are other ones in every pass: see `OfGroups`.
+        """
         return []
 
     def answer_like(self, module: nn.Module, block: nn.Module) -> None:
         """Give a module that takes the place of a block, all tokens in and all out, what else is expected of one."""
 
     @classmethod
-    def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
+    def arguments_at_centres(cls, wrapper: PruneMerge | Groups, arguments: dict[str, Any]) -> dict[str, Any]:
         """Reduce what a block is called with per token (rotary embedding, masks) to the group centres.
 
         A host that `takes_attention_bias` also passes `wrapper.log_sizes` to the block, if there are any.
@@ -233,7 +243,7 @@ class Host:
         return reduced
 
     @classmethod
-    def _bias_argument(cls, wrapper: PruneMerge) -> str:
+    def _bias_argument(cls, wrapper: PruneMerge | Groups) -> str:
         """Which of `bias_arguments` counts the members of groups in a block."""
         return next((name for name in cls.bias_arguments if name in wrapper.argument_names), cls.bias_arguments[-1])
 
@@ -281,7 +291,6 @@ def _missing(host: type[Host], method: str) -> PmvitError:
     )
 
 
-AnyBias = TypeVar("AnyBias", Tensor, None)
 AnyHost = TypeVar("AnyHost", bound=Host)
 _hosts: list[type[Host]] = []
 
@@ -328,40 +337,3 @@ def host_class(key: str) -> type[Host]:
         if host.key == key:
             return host
     raise PmvitError(f"expected one of the hosts {', '.join(host.key for host in reversed(_hosts))}; got {key!r}")
-
-
-def select_tokens(tensor: Tensor, tokens: Tensor, *dims: int) -> Tensor:
-    """Keep only `tokens` along each of the dimensions of a tensor.
-
-    If each image has its own, (batch, count), the tensor becomes one of (batch, heads or 1, ...) for every image.
-    """
-    if tokens.dim() == 1:
-        for dim in dims:
-            tensor = tensor.index_select(dim, tokens)
-        return tensor
-    tensor = tensor[(None,) * (4 - tensor.dim())].expand(tokens.shape[0], -1, -1, -1)
-    for dim in dims:
-        places = tokens[:, None, :, None] if dim == -2 else tokens[:, None, None]
-        shape = list(tensor.shape)
-        shape[dim] = tokens.shape[1]
-        tensor = tensor.gather(dim, places.expand(shape))
-    return tensor
-
-
-@torch.fx.wrap  # a traced model does not know yet whether it will be given a mask
-def bias_at_centres(bias: AnyBias, centres: Tensor) -> AnyBias:
-    """Keep the rows and columns of the centres of a bias or mask; a dimension of size 1 is broadcast and stays."""
-    if bias is None:
-        return bias
-    return select_tokens(bias, centres, *(dim for dim in (-2, -1) if bias.shape[dim] > 1))
-
-
-@torch.fx.wrap
-def add_log_sizes(bias: Tensor | None, log_sizes: Tensor) -> Tensor:
-    """Add the logarithm of each key's group size to the bias; a boolean mask becomes an additive one."""
-    log_sizes = log_sizes.reshape(-1, 1, 1, log_sizes.shape[-1])  # they may differ from image to image
-    if bias is None:
-        return log_sizes
-    if bias.dtype == torch.bool:
-        return torch.where(bias, log_sizes, float("-inf"))
-    return bias + log_sizes.to(bias.dtype)

@@ -10,7 +10,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.hosts.host import AnyModule, HostChange, PartNames, Reading, TokenLayout, add_log_sizes, register
+from pmvit.adaptive import AdaptiveBlock
+from pmvit.hosts.groups import OfGroups, add_log_sizes
+from pmvit.hosts.host import AnyModule, HostChange, PartNames, Reading, TokenLayout, register
 from pmvit.hosts.making import IMAGENET, MadeModel
 from pmvit.hosts.modes import changed
 from pmvit.hosts.parts import PlainParts, linear, plain_parts, split_heads
@@ -71,7 +73,7 @@ class TorchvisionViT(TorchvisionModel):
     def plain_parts(self, block: AnyModule, arguments: dict[str, Any]) -> PlainParts | None:
         attention, bias = block.self_attention, None
         if isinstance(attention, BiasedAttention):
-            bias, attention = attention.bias, attention.attention
+            bias, attention = attention.bias(attention.attention.in_proj_bias), attention.attention
         kinds = [type(layer) for layer in unwrapped(block.mlp).children()]
         if type(block).__name__ != "EncoderBlock" or kinds != [nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout]:
             return None
@@ -81,12 +83,11 @@ class TorchvisionViT(TorchvisionModel):
     def part_names(self, block: nn.Module) -> PartNames:
         return PartNames(mlp=("ln_2", "mlp"))
 
-    def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
+    def fit(self, wrapper: PruneMerge | AdaptiveBlock, layout: TokenLayout) -> list[HostChange]:
         block: AnyModule = wrapper.block
-        if wrapper.log_sizes is None:
+        if isinstance(wrapper, PruneMerge) and wrapper.log_sizes is None:
             return []
-        biased = BiasedAttention(block.self_attention, wrapper.log_sizes)
-        return [HostChange.make(block, "self_attention", biased)]
+        return [HostChange.make(block, "self_attention", BiasedAttention(block.self_attention, wrapper))]
 
     def observed(self, counting: bool = False) -> AbstractContextManager[None]:
         """Write `nn.MultiheadAttention` out: it hides its products from whoever listens or counts."""
@@ -122,18 +123,20 @@ def attend(
     return attention.out_proj(attended.transpose(1, 2).flatten(2)), None
 
 
-class BiasedAttention(nn.Module):
+class BiasedAttention(OfGroups):
     """Attention between groups, which counts their members."""
 
-    bias: Tensor
-
-    def __init__(self, attention: nn.MultiheadAttention, log_sizes: Tensor) -> None:
-        super().__init__()
+    def __init__(self, attention: nn.MultiheadAttention, wrapper: PruneMerge | AdaptiveBlock) -> None:
+        super().__init__(wrapper)
         self.attention = attention
-        self.register_buffer("bias", add_log_sizes(None, log_sizes), persistent=False)
+
+    def bias(self, tensor: Tensor) -> Tensor | None:
+        """What is added to the scores, (batch or 1, 1, 1, groups); the tensor as in `groups`."""
+        _, log_sizes = self.groups(tensor)
+        return None if log_sizes is None else add_log_sizes(None, log_sizes)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
-        return attend(self.attention, self.bias, query)
+        return attend(self.attention, self.bias(query), query)
 
 
 @register

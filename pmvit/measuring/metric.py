@@ -23,7 +23,7 @@ from pmvit.config import MetricConfig
 from pmvit.data.batches import unreadable
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, config_from, parse_document
-from pmvit.hosts import Host, host_of
+from pmvit.hosts import Host, HostChange, host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
 from pmvit.measuring.cost_run import first_batches, probe
@@ -173,6 +173,15 @@ def _check(metric: TokenMetric, where: str) -> None:
             )
 
 
+def check_attends_everywhere(host: Host) -> None:
+    """Raise `PmvitError` if tokens of a model cannot merge wherever they are in the image."""
+    if any(other != host.layout or other.windows is not None for other in host.layouts()):
+        raise PmvitError(
+            f"expected attention over the whole of one grid for an adaptive plan; a {type(host.model).__name__} "
+            'attends inside windows: make a fixed plan, method="scored"'
+        )
+
+
 def measure_metric(
     model: nn.Module, loader: Iterable[Any], config: MetricConfig, *, progress: bool = True
 ) -> TokenMetric:
@@ -191,12 +200,8 @@ def measure_metric(
         raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
     check_trainable(model)
     host = host_of(model)
+    check_attends_everywhere(host)
     layout = host.layout
-    if any(other != layout or other.windows is not None for other in host.layouts()):
-        raise PmvitError(
-            f"expected attention over the whole of one grid for an adaptive plan; a {type(model).__name__} attends "
-            'inside windows: make a fixed plan, method="scored"'
-        )
     batches = list(first_batches(loader, config.limit))
     if not batches:
         raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
@@ -303,12 +308,16 @@ def merging(
         size_weight=size_weight if host.takes_attention_bias else 0.0,
         arguments_at_centres=host.arguments_at_centres,
     )
+    changes: list[HostChange] = []
     try:
         for index, wrapper in wrappers.items():
+            changes += host.fit(wrapper, layout)
             host.answer_like(wrapper, blocks[index])
             model.set_submodule(names[index], wrapper)
         yield
     finally:
+        for change in reversed(changes):
+            change.undo()
         for index in wrappers:
             model.set_submodule(names[index], blocks[index])
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
+from pmvit.hosts.groups import OfGroups, bias_at_centres
 from pmvit.hosts.hf.tower import Tower
-from pmvit.hosts.host import AnyModule, bias_at_centres
+from pmvit.hosts.host import AnyModule
 from pmvit.hosts.modes import changed
 from pmvit.prune_merge import PruneMerge
 
@@ -119,21 +121,18 @@ def in_sdpa(model: AnyModule) -> AbstractContextManager[None]:
     return changed(changes)
 
 
-class BiasAtCentres(nn.Module):
+class BiasAtCentres(OfGroups):
     """The relative position bias of a block (BEiT, Data2Vec), between the group centres only."""
 
-    centres: Tensor
-
-    def __init__(self, full: nn.Module, wrapper: PruneMerge) -> None:
-        super().__init__()
-        self.full = full
-        self.num_tokens = wrapper.token_mask.numel()
-        self.register_buffer("centres", wrapper.centres, persistent=False)
+    def __init__(self, full: nn.Module, wrapper: PruneMerge | AdaptiveBlock, num_tokens: int) -> None:
+        super().__init__(wrapper)
+        self.full, self.num_tokens = full, num_tokens
 
     def forward(self, window_size: Any, interpolate_pos_encoding: bool = False, dim_size: int | None = None) -> Tensor:
         """As the host calls it, which gives the number of groups as `dim_size`."""
         bias: Tensor = self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens)
-        return bias_at_centres(bias, self.centres)
+        centres, _ = self.groups(bias)
+        return bias if centres is None else bias_at_centres(bias, centres)
 
 
 def check_takes_bias(block: nn.Module, name: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pmvit.adaptive import AdaptiveBlock, Groups
 from pmvit.errors import PmvitError
 from pmvit.hosts.hf.hooks import (
     BiasAtCentres,
@@ -18,10 +19,11 @@ from pmvit.hosts.hf.hooks import (
 )
 from pmvit.hosts.hf.model import HuggingFaceModel
 from pmvit.hosts.hf.tower import READ_PREFIX, VITS, num_read, reads_between
-from pmvit.hosts.host import HostChange, PartNames, Reading, TokenLayout, register, select_tokens
+from pmvit.hosts.host import HostChange, PartNames, Reading, TokenLayout, register
 from pmvit.hosts.parts import AnyModule, PlainParts, joined_bias, plain_parts, rotary_of_patches
 from pmvit.merged_mlp import unwrapped
 from pmvit.prune_merge import PruneMerge
+from pmvit.wrapping import WrappedBlock
 
 # What a block calls its attention, what normalises before that, and what normalises before the MLP.
 NAMES = (
@@ -99,29 +101,30 @@ class HuggingFaceViT(HuggingFaceModel):
     def answer_like(self, module: nn.Module, block: nn.Module) -> None:
         answer_like_host(module, num_suffix(block))
 
-    def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
+    def fit(self, wrapper: PruneMerge | AdaptiveBlock, layout: TokenLayout) -> list[HostChange]:
         changes = []
         for module in wrapper.block.modules():
             full = getattr(module, "relative_position_bias", None)
             if isinstance(full, nn.Module):
-                changes.append(HostChange.make(module, "relative_position_bias", BiasAtCentres(full, wrapper)))
+                reduced = BiasAtCentres(full, wrapper, layout.num_tokens)
+                changes.append(HostChange.make(module, "relative_position_bias", reduced))
         return changes
 
     @classmethod
-    def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
+    def arguments_at_centres(cls, wrapper: PruneMerge | Groups, arguments: dict[str, Any]) -> dict[str, Any]:
         if wrapper.log_sizes is not None:
             check_takes_bias(wrapper.block, cls._bias_argument(wrapper))
         mask = arguments.get("attention_mask")
         if mask is None or mask.dim() != 2:
             return super().arguments_at_centres(wrapper, arguments)
         others = {name: value for name, value in arguments.items() if name != "attention_mask"}
-        of_padding = select_tokens(mask, wrapper.centres, 1)  # a row, as flash attention has it
+        of_padding = mask.gather(1, wrapper.centres.expand(len(mask), -1))  # a row, as flash attention has it
         return {**super().arguments_at_centres(wrapper, others), "attention_mask": of_padding}
 
     @contextmanager
     def observed(self, counting: bool = False) -> Iterator[None]:
         blocks = [self.model.get_submodule(name) for name in self.block_names()]
-        with reordered([block for block in blocks if not isinstance(block, PruneMerge)]), in_sdpa(self.model):
+        with reordered([block for block in blocks if not isinstance(block, WrappedBlock)]), in_sdpa(self.model):
             yield
 
 

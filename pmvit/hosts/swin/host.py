@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pmvit.adaptive import AdaptiveBlock, Groups
 from pmvit.hosts.host import Host, HostChange, PartNames, Reading, TokenLayout
 from pmvit.hosts.modes import changed
 from pmvit.hosts.swin.blocks import Names, WindowBlock, whole_block, window_block
@@ -54,12 +55,14 @@ class SwinHost(Host, ABC):
         stages = {path: self.model.get_submodule(path) for path in self.stages()}
         return Reading([[f"{path}.{name}" for name, _ in blocks.named_children()] for path, blocks in stages.items()])
 
-    def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
+    def fit(self, wrapper: PruneMerge | AdaptiveBlock, layout: TokenLayout) -> list[HostChange]:
+        if not isinstance(wrapper, PruneMerge):
+            raise TypeError(f"expected groups of a fixed plan inside windows, got a {type(wrapper).__name__}")
         block = window_block(wrapper, self.names(wrapper.block), layout)
         return [HostChange.make(wrapper, "block", block.train(wrapper.block.training))]
 
     @classmethod
-    def arguments_at_centres(cls, wrapper: PruneMerge, arguments: dict[str, Any]) -> dict[str, Any]:
+    def arguments_at_centres(cls, wrapper: PruneMerge | Groups, arguments: dict[str, Any]) -> dict[str, Any]:
         return {}  # what a host says beside the tokens (grid, masks) is in the plan
 
     def part_names(self, block: nn.Module) -> PartNames:

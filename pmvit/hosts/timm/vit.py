@@ -1,5 +1,6 @@
 """timm's plain vision transformers: ViT, DeiT, BEiT, EVA and those built on them; feature extractors on these."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -8,6 +9,8 @@ from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
+from pmvit.adaptive import AdaptiveBlock
+from pmvit.hosts.groups import OfGroups, add_log_sizes, bias_at_centres, select_tokens
 from pmvit.hosts.host import (
     AnyModule,
     HostChange,
@@ -15,10 +18,7 @@ from pmvit.hosts.host import (
     PartNames,
     Reading,
     TokenLayout,
-    add_log_sizes,
-    bias_at_centres,
     register,
-    select_tokens,
 )
 from pmvit.hosts.modes import changed
 from pmvit.hosts.parts import PlainParts
@@ -71,11 +71,14 @@ class TimmViT(TimmModel):
         pools = model.global_pool != "token" or getattr(model, "attn_pool", None) is not None
         return Reading(spans, None if pools else int(model.num_prefix_tokens))
 
-    def fit(self, wrapper: PruneMerge, layout: TokenLayout) -> list[HostChange]:
+    def fit(self, wrapper: PruneMerge | AdaptiveBlock, layout: TokenLayout) -> list[HostChange]:
         attention: AnyModule = getattr(wrapper.block, "attn", None)
         if getattr(attention, "rel_pos", None) is not None:
             return [HostChange.make(attention, "rel_pos", BiasAtCentres(attention.rel_pos, wrapper))]
         if getattr(attention, "relative_position_bias_table", None) is not None:
+            if not isinstance(wrapper, PruneMerge):
+                table = TableAtCentres(attention._get_rel_pos_bias, wrapper)
+                return [HostChange.make(attention, "_get_rel_pos_bias", table.get_bias)]
             index = attention.relative_position_index
             index = select_tokens(index, wrapper.centres.to(index.device), 0, 1)
             return [
@@ -128,22 +131,33 @@ class TimmFeatures(TimmViT):
         return {**super().traits(), "out_indices": self.blocks_read()}
 
 
-class BiasAtCentres(nn.Module):
-    """The relative position bias of a block, between the group centres only."""
+class TableAtCentres(OfGroups):
+    """BEiT's relative position bias of a block, between the group centres only; sizes are counted elsewhere."""
 
-    centres: Tensor
-    log_sizes: Tensor | None
-
-    def __init__(self, full: AnyModule, wrapper: PruneMerge) -> None:
-        super().__init__()
+    def __init__(self, full: Callable[[], Tensor], wrapper: AdaptiveBlock) -> None:
+        super().__init__(wrapper)
         self.full = full
-        self.register_buffer("centres", wrapper.centres, persistent=False)
-        self.register_buffer("log_sizes", wrapper.log_sizes, persistent=False)
 
     def get_bias(self) -> Tensor:
-        """The bias as timm's attention adds it: (1, heads, groups, groups)."""
-        bias = bias_at_centres(self.full.get_bias(), self.centres)
-        return bias if self.log_sizes is None else add_log_sizes(bias, self.log_sizes)
+        """The bias as timm's attention adds it: (batch, heads, groups, groups)."""
+        bias = self.full()
+        centres, _ = self.groups(bias)
+        return bias if centres is None else bias_at_centres(bias, centres)
+
+
+class BiasAtCentres(OfGroups):
+    """The relative position bias of a block, between the group centres only."""
+
+    def __init__(self, full: AnyModule, wrapper: PruneMerge | AdaptiveBlock) -> None:
+        super().__init__(wrapper)
+        self.full = full
+
+    def get_bias(self) -> Tensor:
+        """The bias as timm's attention adds it: (batch or 1, heads, groups, groups)."""
+        bias: Tensor = self.full.get_bias()
+        centres, log_sizes = self.groups(bias)
+        bias = bias if centres is None else bias_at_centres(bias, centres)
+        return bias if log_sizes is None else add_log_sizes(bias, log_sizes)
 
     def forward(self, attention: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """What timm calls where attention is not fused."""

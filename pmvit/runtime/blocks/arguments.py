@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
 from pmvit.hosts import Host
-from pmvit.prune_merge import PruneMerge, is_recorded
+from pmvit.prune_merge import PruneMerge, is_recorded, named_arguments
 
 
 class Arguments(NamedTuple):
@@ -32,6 +33,8 @@ def arguments_of(host: Host) -> dict[str, Arguments]:
         beside = positional[1:]
         if isinstance(block, PruneMerge):
             at_centres = block.block_arguments(beside, named)
+        elif isinstance(block, AdaptiveBlock):  # nobody knows its groups yet
+            at_centres = named_arguments(block.argument_names, beside, named)
         else:
             names = list(inspect.signature(block.forward).parameters)[1:]
             at_centres = {**dict(zip(names, beside, strict=False)), **named}

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from pmvit.hosts.host import bias_at_centres
+from pmvit.hosts.groups import bias_at_centres
 from pmvit.hosts.parts import PlainMlp, PlainParts, Rotary, linear
 
 
