@@ -18,13 +18,13 @@ group and receives the group's update. Products, minima, `topk` with constant k 
 scatter, no mask, nothing whose shape depends on the image.
 """
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from pmvit.flow import Channel, Flow, Groups
 from pmvit.prune_merge import argument_names, is_recorded, named_arguments
 from pmvit.wrapping import WrappedBlock
 
@@ -222,86 +222,6 @@ def rounds(count: int, merges: int) -> list[tuple[int, int]]:
     return result
 
 
-class Flow(NamedTuple):
-    """What goes from one adaptive block to the next beside the tokens.
-
-    Attributes:
-        tokens: All tokens, as the last block gave them out.
-        merged: What it made of the groups.
-        sizes: How many tokens each of `merged` stands for, (batch, groups, 1); `None` if each for itself.
-        groups: The place in `merged` of each token, (batch, all tokens).
-        centres: The token that stands for each group where the host needs a position, (batch, groups).
-    """
-
-    tokens: Tensor
-    merged: Tensor
-    sizes: Tensor | None
-    groups: Tensor
-    centres: Tensor
-
-
-class Groups(NamedTuple):
-    """What a host has to know of the groups that a block runs on, to reduce what it holds or is called with per token.
-
-    Attributes:
-        block: The block.
-        argument_names: Of its call, after the tokens.
-        centres: The token that stands for each group, (batch, groups).
-        patch_centres: The same for patches alone, counted without prefix tokens.
-        log_sizes: What is added to the attention scores of each group, (batch, groups).
-    """
-
-    block: nn.Module
-    argument_names: tuple[str, ...]
-    centres: Tensor
-    patch_centres: Tensor
-    log_sizes: Tensor | None
-
-
-class Channel:
-    """Where adaptive blocks of one model leave a `Flow` for the next of them; every thread has its own."""
-
-    def __init__(self) -> None:
-        self._of_thread = threading.local()
-        self._recorded: Flow | None = None  # while a graph is made, by one thread
-        self._recorded_groups: Groups | None = None
-
-    def put(self, flow: Flow) -> None:
-        if is_recorded(flow.tokens):
-            self._recorded = flow
-        else:
-            self._of_thread.flow = flow
-
-    def get(self, tokens: Tensor) -> Flow:
-        flow = self._recorded if is_recorded(tokens) else self.last
-        if flow is None:
-            raise RuntimeError("expected the blocks of a model with an adaptive plan to run one after the other")
-        return flow
-
-    def run_on(self, groups: Groups | None) -> None:
-        """Tell what is inside a block which groups it runs on; `None` when it has run."""
-        if groups is None or is_recorded(groups.centres):
-            self._recorded_groups = groups
-        if groups is None or not is_recorded(groups.centres):
-            self._of_thread.groups = groups
-
-    def groups(self, tensor: Tensor) -> Groups | None:
-        """What the block that now runs in this thread, and made this tensor, runs on; `None` outside of blocks."""
-        return self._recorded_groups if is_recorded(tensor) else getattr(self._of_thread, "groups", None)
-
-    @property
-    def last(self) -> Flow | None:
-        """What this thread put last."""
-        return getattr(self._of_thread, "flow", None)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Channel":
-        memo[id(self)] = copied = Channel()
-        return copied
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Channel, ()
-
-
 class AdaptiveBlock(WrappedBlock):
     """A transformer block that runs on groups of tokens that the image chose: all tokens in, all out.
 
@@ -309,6 +229,7 @@ class AdaptiveBlock(WrappedBlock):
         block: The block to wrap, as for `PruneMerge`.
         step: What merges tokens before it, if anything; otherwise it runs on the groups of the block before.
         channel: That all adaptive blocks of the model share.
+        number: Of the block.
         num_prefix: Tokens before the patch tokens.
         count: Tokens that the block runs on, prefix tokens included.
         is_first: No block before it has merged anything.
@@ -321,6 +242,7 @@ class AdaptiveBlock(WrappedBlock):
         block: nn.Module,
         step: MergeStep | None,
         channel: Channel,
+        number: int,
         *,
         num_prefix: int,
         count: int,
@@ -329,7 +251,7 @@ class AdaptiveBlock(WrappedBlock):
         arguments_at_centres: Any,
     ) -> None:
         super().__init__()
-        self.block, self.step, self.channel = block, step, channel
+        self.block, self.step, self.channel, self.number = block, step, channel, number
         self.num_prefix, self.count, self.is_first, self.size_weight = num_prefix, count, is_first, size_weight
         self.arguments_at_centres = arguments_at_centres
         self.argument_names = argument_names(block)
@@ -354,14 +276,12 @@ class AdaptiveBlock(WrappedBlock):
             self.channel.run_on(None)
         after, *others = output if isinstance(output, tuple) else (output,)
         result = tokens + take(after - merged, groups)
-        self.channel.put(Flow(result, after, sizes, groups, centres))
+        self.channel.put(self.number, Flow(result, after, sizes, groups, centres))
         return (result, *others) if isinstance(output, tuple) else result
 
-    def last_groups(self) -> tuple[Tensor, Tensor]:
-        """The group of each token and the centre of each group, prefix tokens included, in this thread's last pass."""
-        flow = self.channel.last
-        if flow is None:
-            raise RuntimeError("expected a block that has run in this thread")
+    def last_groups(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The group of each token and the centre of each group, prefix tokens included, when these tokens came out."""
+        flow = self.channel.get(self.number, tokens)
         return flow.groups, flow.centres
 
     def enter(self, tokens: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
@@ -369,7 +289,7 @@ class AdaptiveBlock(WrappedBlock):
         if self.is_first:
             each = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
             return tokens, None, each, each
-        flow = self.channel.get(tokens)
+        flow = self.channel.get(self.number - 1, tokens)
         merged = flow.merged
         if flow.tokens is not tokens:  # they were changed since the last block, and so are the groups
             members = (flow.groups[:, None] == torch.arange(merged.shape[1], device=tokens.device)[:, None]).to(tokens)
@@ -424,6 +344,7 @@ def adaptive_blocks(
             block,
             step,
             channel,
+            index,
             num_prefix=num_prefix,
             count=num_prefix + num_patches - r,
             is_first=not result,

@@ -255,8 +255,8 @@ def plan_of_image(model: nn.Module, image: Tensor) -> Plan | None:
     layers = {index: LayerPlan.keep_all(host.layout.num_patches) for index in range(adaptive.depth)}
 
     def listen(index: int) -> Any:
-        def hook(block: AdaptiveBlock, _: Any, __: Any) -> None:
-            groups, centres = block.last_groups()
+        def hook(block: AdaptiveBlock, _: Any, output: Any) -> None:
+            groups, centres = block.last_groups(output[0] if isinstance(output, tuple) else output)
             of_patches, of_groups = groups[0, prefix:] - prefix, centres[0, prefix:] - prefix
             sizes = torch.bincount(of_patches)
             weights = (1 / sizes)[of_patches]

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from pmvit.adaptive import AdaptiveBlock, Groups
+from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
+from pmvit.flow import Groups
 from pmvit.hosts.groups import add_log_sizes, bias_at_centres, select_tokens
 from pmvit.hosts.parts import AnyModule as AnyModule
 from pmvit.hosts.parts import PlainParts

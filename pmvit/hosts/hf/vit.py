@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pmvit.adaptive import AdaptiveBlock, Groups
+from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
+from pmvit.flow import Groups
 from pmvit.hosts.hf.hooks import (
     BiasAtCentres,
     answer_like_host,

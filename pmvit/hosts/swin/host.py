@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pmvit.adaptive import AdaptiveBlock, Groups
+from pmvit.adaptive import AdaptiveBlock
+from pmvit.flow import Groups
 from pmvit.hosts.host import Host, HostChange, PartNames, Reading, TokenLayout
 from pmvit.hosts.modes import changed
 from pmvit.hosts.swin.blocks import Names, WindowBlock, whole_block, window_block
