@@ -7,10 +7,12 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pmvit
+from pmvit.data.demo import demo_loader, demo_model
 from pmvit.hosts import host as hosts
 from scripts import drawings, results
 
@@ -31,6 +33,25 @@ def test_the_host_of_the_documentation_works(capsys: pytest.CaptureFixture[str])
     assert arrow == "->"
     assert int(small) < int(whole)
     assert " ".join(shape) == "torch.Size([8, 5])"
+
+
+def test_the_page_of_adaptive_plans_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    text = (ROOT / "docs/adaptive.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
+    shown = {
+        'timm.create_model("deit_small_patch16_224", pretrained=True)': "demo_model()",
+        "gflops=2.5": "gflops=0.15",
+    }
+    for before, after in shown.items():
+        assert code.count(before) == 1
+        code = code.replace(before, after)
+    monkeypatch.chdir(tmp_path)
+    loader = demo_loader("train", 8, 8)
+    names: dict[str, Any] = {"demo_model": demo_model, "loader": loader, "image": loader[0][0][0]}
+    exec(code, names)  # noqa: S102  # the text that users are shown, with a model that needs no network
+    assert pmvit.flops(names["faster"]).gflops <= 0.15 < pmvit.flops(names["model"]).gflops
+    assert names["exported"].images >= names["exported"].chose_otherwise >= 0
 
 
 def test_every_method_of_a_host_is_documented() -> None:
