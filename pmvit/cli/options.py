@@ -12,7 +12,15 @@ import typer
 
 from pmvit.cli.completion import complete_model, value_of
 from pmvit.cli.screen import console, print_json
-from pmvit.config import FinetuneConfig, FinetuneOptions, MeasureOptions, MergeCostConfig, PlanConfig, PlanOptions
+from pmvit.config import (
+    FinetuneConfig,
+    FinetuneOptions,
+    MeasureOptions,
+    MergeCostConfig,
+    MetricConfig,
+    PlanConfig,
+    PlanOptions,
+)
 from pmvit.config.base import choices
 from pmvit.config.measuring import Method, ScoreConfig
 from pmvit.errors import PmvitError
@@ -222,7 +230,7 @@ MODEL_HELP = (
 METHOD_HELP = "measured (merge costs; the default), adaptive, scored (Eq. 9; that of Swin) or paper (its choices)"
 DEVICES = value_of("cpu", "cuda", "mps")
 
-Measuring = Annotated[MeasureOptions, Fields(MergeCostConfig, ScoreConfig, but=("memory", "seed"))]
+Measuring = Annotated[MeasureOptions, Fields(MergeCostConfig, ScoreConfig, MetricConfig, but=("memory", "seed"))]
 Planning = Annotated[PlanOptions, Fields(PlanConfig)]
 Tuning = Annotated[FinetuneOptions, Fields(FinetuneConfig, but=("cpu",))]
 Making = Annotated[dict[str, Any], Fields(ModelOptions)]

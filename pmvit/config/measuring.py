@@ -80,7 +80,7 @@ class MergeCostConfig:
     """How the costs of merges are measured.
 
     Attributes:
-        limit: Images to measure on at most; for scores, all if not given.
+        limit: Images to measure on at most; for scores, all if not given, for adaptive plans 512.
         parts: Whether attention and MLP of a block have groups of their own (split), where the model's blocks allow it,
             or the same (whole).
         groups: Whether groups are of neighbours in the grid, beside or above each other, or of any tokens.
@@ -118,7 +118,7 @@ class MetricConfig:
     """How it is measured what differences of tokens matter, for adaptive plans.
 
     Attributes:
-        limit: Images to measure on at most; for scores, all if not given.
+        limit: Images to measure on at most; for scores, all if not given, for adaptive plans 512.
         numbers: By how many numbers tokens are compared.
         isolation: By how many of them it is found which tokens have others like them, to put those into different sets.
             With 0, tokens are split as they stand: faster, and every runtime chooses the same; it keeps a little less
