@@ -126,14 +126,14 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
         if "bound" in found:
             ratio = found["original"]["gflops"] / found["compressed"]["gflops"]
             cells = [str(value) for value in place] + [f"{format_number(ratio, '.2f')}x"]
-            cells += [_ratio(found.get(name), "speedup") for name in ("compressed", "optimized", "bound")]
-            cells += [_ratio(found[name], "of_bound") for name in ("compressed", "optimized")]
-            lines.append(f"| {' | '.join(cells)} | {_ratio(found.get('original-optimized'), 'speedup')} |")
+            cells += [ratio_of(found.get(name), "speedup") for name in ("compressed", "optimized", "bound")]
+            cells += [ratio_of(found[name], "of_bound") for name in ("compressed", "optimized")]
+            lines.append(f"| {' | '.join(cells)} | {ratio_of(found.get('original-optimized'), 'speedup')} |")
     lines += ["", "## Other methods, at keep 0.6", "", "ToMe has the r that comes nearest in FLOPs.", ""]
     lines += ["| model | runtime | batch | optimised | ToMe | Direct |", "|---|---|---|---|---|---|"]
     for (name, _, runtime, batch), found in by_place.items():
         if "tome" in found:
-            cells = [_ratio(found.get(variant), "speedup") for variant in ("optimized", "tome", "direct")]
+            cells = [ratio_of(found.get(variant), "speedup") for variant in ("optimized", "tome", "direct")]
             lines.append(f"| {name} | {runtime.partition(',')[0]} | {batch} | {' | '.join(cells)} |")
     lines += ["", "## Fewer tokens and eight bits", ""]
     lines += [
@@ -146,19 +146,21 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
             product = (
                 parts[0]["speedup"][0] * parts[1]["speedup"][0] if all(part["speedup"] for part in parts) else None
             )
-            cells = [_ratio(part, "speedup") for part in parts]
+            cells = [ratio_of(part, "speedup") for part in parts]
             cells.append(f"{format_number(product, '.2f')}x" if product else "-")
             lines.append(f"| {runtime} (DeiT-Tiny, keep 0.6, batch 1) | {' | '.join(cells)} |")
     lines += ["", "## By batch size: DeiT-Tiny at keep 0.6, optimised", ""]
     batches = sorted({place[3] for place, found in by_place.items() if found})
     lines += [f"| runtime | {' | '.join(str(batch) for batch in batches)} |", f"|---|{'---|' * len(batches)}"]
     for runtime in RUNTIMES:
-        cells = [_ratio(by_place.get(("DeiT-Tiny", 0.6, runtime, b), {}).get("optimized"), "speedup") for b in batches]
+        cells = [
+            ratio_of(by_place.get(("DeiT-Tiny", 0.6, runtime, b), {}).get("optimized"), "speedup") for b in batches
+        ]
         lines.append(f"| {runtime} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _ratio(row: Row | None, field: str) -> str:
+def ratio_of(row: Row | None, field: str) -> str:
     if row is None:
         return "-"
     return str(Estimate(*row[field])) if row[field] is not None else "does not run"

@@ -9,6 +9,7 @@ measured, so that a stopped run goes on; the tables go to `adaptive.md`. Takes a
 
 import argparse
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,23 @@ from pmvit.numbers.tables import format_number
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHARES = (0.79, 0.68, 0.58, 0.5)  # of the FLOPs of the blocks
-ADAPTIVE: dict[str, dict[str, Any]] = {"adaptive": {}, "adaptive, `isolation=32`": {"isolation": 32}}
+ADAPTIVE = "adaptive"
 FIXED = "measured"
-METHODS = (*ADAPTIVE, TOME, FIXED)
+METHODS = (ADAPTIVE, TOME, FIXED)
 
 
 class WithAdaptive(Candidates):
     """One model, and adaptive plans of it beside the others."""
 
-    metrics: dict[str, TokenMetric]
+    @cached_property
+    def metric(self) -> TokenMetric:
+        return pmvit.measure(self.model, loader(self.model, "train", shuffle=True), method="adaptive")
 
     def make(self, method: str, share: float) -> nn.Module:
-        if method not in ADAPTIVE:
+        if method != ADAPTIVE:
             return super().make(method, share)
-        if method not in self.metrics:
-            images = loader(self.model, "train", shuffle=True)
-            self.metrics[method] = pmvit.measure(self.model, images, method="adaptive", **ADAPTIVE[method])
         budget = self.cost.outside + share * (self.cost.macs - self.cost.outside)
-        return pmvit.compress(self.model, pmvit.plan(self.metrics[method], gflops=budget / 1e9))
+        return pmvit.compress(self.model, pmvit.plan(self.metric, gflops=budget / 1e9))
 
 
 def known(rows: list[Row], key: list[Any]) -> bool:
@@ -54,9 +54,8 @@ def known(rows: list[Row], key: list[Any]) -> bool:
 def measure(rows: list[Row], count: int) -> None:
     """Measure the rows that are not there yet and write them one by one."""
     everything = {name: WithAdaptive(name, count) for name in MODELS}
-    for method in METHODS:
+    for method in (ADAPTIVE, TOME):
         for name, candidates in everything.items():
-            candidates.metrics = getattr(candidates, "metrics", {})
             for share in SHARES:
                 key = [name, share, method, count]
                 if not known(rows, key) and not known(beside(count), key):
