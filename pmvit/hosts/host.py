@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import torch.fx
 from torch import Tensor, nn
 
 from pmvit.adaptive import AdaptiveBlock
@@ -14,6 +15,10 @@ from pmvit.hosts.parts import AnyModule as AnyModule
 from pmvit.hosts.parts import PlainParts
 from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows
+
+# A traced model does not know yet whether it will be given a mask. Names are wrapped where they are called from.
+torch.fx.wrap("bias_at_centres")
+torch.fx.wrap("add_log_sizes")
 
 EXAMPLE = """
     from pmvit.hosts import Host, TokenLayout, register
