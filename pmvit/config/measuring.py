@@ -133,7 +133,7 @@ class MetricConfig:
     numbers: int = 64
     isolation: int = 0
     size_weight: float = 0.85
-    trial_images: int = 256
+    trial_images: int = 512
     seed: int = 0
 
     def __post_init__(self) -> None:

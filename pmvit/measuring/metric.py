@@ -353,8 +353,7 @@ def _schedules(
                 divergences(predict(model, batch.to(device)), original, is_logits)
                 for batch, original in zip(used, expected, strict=False)
             ]
-        # They differ by orders of magnitude from image to image: the mean of roots is not that of a few images.
-        return float(torch.cat(found).clamp_min(0).sqrt().mean()) ** 2
+        return float(torch.cat(found).mean())
 
     layout = host.layout
     search = Search(cost, Tokens(layout.num_patches, layout.num_prefix, projections.shape[-1], config.isolation), tried)

@@ -14,7 +14,7 @@ from pmvit.adaptive import rounds
 from pmvit.measuring.flops import ModelCost, elementwise_macs
 
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.42)  # of the blocks' multiply-accumulates, for which schedules are searched
-STEP_WORTH = 1.04  # one step more has to lower the divergence by so much: comparing tokens takes time
+STEP_WORTH = 1.02  # one step more has to lower the divergence by so much: comparing tokens takes time
 WORSE = 1.05  # a schedule that is so much worse for a few images is not tried on all
 BETTER = 0.98  # a schedule is better if its divergence is so much lower: less is chance
 
@@ -25,8 +25,8 @@ class Schedule(NamedTuple):
     Attributes:
         share: Of the blocks' multiply-accumulates, that are left.
         merges: Before each block.
-        divergence: Of the output from the original's, in nats: the square of the mean of its roots over the images that
-            were tried. Of other outputs than logits, half the squared distance.
+        divergence: Of the output from the original's on the images that were tried, in nats; of other outputs than
+            logits, half the squared distance.
     """
 
     share: float
