@@ -20,6 +20,7 @@ FOLDERS = ("experiments", "benchmarks")
 ORDER = {
     "Classification": {
         "experiments/comparison.md": "Side by side with other methods",
+        "experiments/adaptive.md": "Plans that adapt to the image, not tuned",
         "experiments/measured_planner.md": "Measured plans, not tuned",
         "experiments/calibration.md": "Measured plans, calibrated without labels",
         "experiments/measured_tuned.md": "Measured plans, tuned",
@@ -35,6 +36,7 @@ ORDER = {
     "Speed": {
         "benchmarks/results.md": "Eager PyTorch",
         "benchmarks/deployment.md": "Every runtime",
+        "benchmarks/adaptive_speed.md": "Adaptive plans in every runtime",
     },
     "The paper's tables": {
         "experiments/table1_deit_swin.md": "Table I: DeiT and Swin",
