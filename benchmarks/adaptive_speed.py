@@ -1,9 +1,9 @@
-"""Speed of adaptive plans in every runtime, side by side with ToMe at equal FLOPs: `python -m benchmarks.adaptive_speed`.
+"""Speed of adaptive plans in every runtime, beside ToMe at equal FLOPs: `python -m benchmarks.adaptive_speed`.
 
 Every place (model, runtime, batch) is one interleaved run at 0.6 of the FLOPs of the blocks. Rows land in
-`adaptive_speed.json` and on the page, `adaptive_speed.md`, as they are measured, so that the command can be stopped and started
-again. The schedule is DeiT-Tiny's, measured on 512 real images; weights do not change speeds: DeiT-Small's are random,
-and it compares tokens by numbers of DeiT-Tiny. About ten minutes on two cores.
+`adaptive_speed.json` and on the page, `adaptive_speed.md`, as they are measured, so that the command can be stopped and
+started again. The schedule is DeiT-Tiny's, measured on 512 real images; weights do not change speeds: DeiT-Small's are
+random, and it compares tokens by numbers of DeiT-Tiny. About ten minutes on two cores.
 """
 
 import json
@@ -65,11 +65,11 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
     lines = [
         "# Speed of adaptive plans",
         "",
-        f"`python -m benchmarks.adaptive_speed` made this page: torch {environment['torch']}, {environment['threads']} CPU "
-        f"threads, {SHARE} of the FLOPs of the blocks. Times as fast as the original in the same runtime, medians of "
-        "paired rounds with 95 % bootstrap intervals; all variants of a line took turns in one run. *Bound* is the "
-        "equal-token bound: the original's blocks on as many tokens, sliced away, nothing compared and nothing merged. "
-        "*Optimised* is what export writes. ToMe has the r that comes nearest in FLOPs.",
+        f"`python -m benchmarks.adaptive_speed` made this page: torch {environment['torch']}, "
+        f"{environment['threads']} CPU threads, {SHARE} of the FLOPs of the blocks. Times as fast as the original in "
+        "the same runtime, medians of paired rounds with 95 % bootstrap intervals; all variants of a line took turns in "
+        "one run. *Bound* is the equal-token bound: the original's blocks on as many tokens, sliced away, nothing "
+        "compared and nothing merged. *Optimised* is what export writes. ToMe has the r that comes nearest in FLOPs.",
         "",
         "| model | runtime | batch | FLOPs | compressed | optimised | bound | optimised / bound | ToMe |",
         "|---|---|---|---|---|---|---|---|---|",
