@@ -2,7 +2,7 @@
 
 Every place (model, runtime, batch) is one interleaved run at 0.6 of the FLOPs of the blocks. Rows land in
 `adaptive_speed.json` and on the page, `adaptive_speed.md`, as they are measured, so that the command can be stopped and
-started again. The schedule is DeiT-Tiny's, measured on 512 real images; weights do not change speeds: DeiT-Small's are
+started again. The schedule is DeiT-Tiny's, measured on 128 real images; weights do not change speeds: DeiT-Small's are
 random, and it compares tokens by numbers of DeiT-Tiny. About ten minutes on two cores.
 """
 
@@ -50,7 +50,7 @@ def measure(rows: list[Row]) -> None:
                     continue
                 if metric is None:
                     tiny = deit_tiny()
-                    metric = pmvit.measure(tiny, loader(tiny, "train", shuffle=True), method="adaptive")
+                    metric = pmvit.measure(tiny, loader(tiny, "train", shuffle=True), method="adaptive", limit=128)
                 rounds = 30 if batch == 1 else 10
                 result = pmvit.benchmark(
                     small_of(name, metric), against=VARIANTS, runtimes=[runtime], batches=[batch], rounds=rounds
@@ -67,8 +67,8 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
         "",
         f"`python -m benchmarks.adaptive_speed` made this page: torch {environment['torch']}, "
         f"{environment['threads']} CPU threads, {SHARE} of the FLOPs of the blocks. Times as fast as the original in "
-        "the same runtime, medians of paired rounds with 95 % bootstrap intervals; all variants of a line took turns in "
-        "one run. *Bound* is the equal-token bound: the original's blocks on as many tokens, sliced away, nothing "
+        "the same runtime, medians of paired rounds with 95 % bootstrap intervals; all variants of a line took turns "
+        "in one run. *Bound* is the equal-token bound: the original's blocks on as many tokens, sliced away, nothing "
         "compared and nothing merged. *Optimised* is what export writes. ToMe has the r that comes nearest in FLOPs.",
         "",
         "| model | runtime | batch | FLOPs | compressed | optimised | bound | optimised / bound | ToMe |",
