@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.data.opening import open_loader
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
-from pmvit.loading import create_model, open_loader
+from pmvit.loading import create_model
 from pmvit.runtime.export.run import built_in_images
 
 

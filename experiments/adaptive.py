@@ -2,35 +2,33 @@
 
     python -m experiments.adaptive [--images 2000]
 
-The metric and its schedules come from `imagenet/train`, accuracy from the same images of `imagenet/val` as in
+The metric comes from `imagenet/train`, accuracy from the same images of `imagenet/val` as in
 `measured_planner`, whose rows of fixed plans and ToMe stand beside. Rows are kept in `adaptive.json` as they are
 measured, so that a stopped run goes on; the tables go to `adaptive.md`. Takes about half an hour on two cores.
 """
 
-import argparse
 import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 import pmvit
 from experiments import measured_planner
-from experiments.common import Row, percent
+from experiments.common import Row
 from experiments.measured_planner import TOME, Candidates
-from experiments.paired import lost, numbers, with_interval
-from experiments.without_tuning import MODELS, loader
+from experiments.paired import numbers, run, tables
+from experiments.without_tuning import DATA, MODELS, loader
 from pmvit.files import write_text
 from pmvit.measuring import TokenMetric
-from pmvit.numbers.tables import format_number
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHARES = (0.79, 0.68, 0.58, 0.5)  # of the FLOPs of the blocks
-ADAPTIVE = "adaptive"
+ADAPTIVE, CALIBRATED = "adaptive", "adaptive, calibrated"
 FIXED = "measured"
-METHODS = (ADAPTIVE, TOME, FIXED)
+METHODS = (ADAPTIVE, CALIBRATED, TOME, FIXED)
+CALIBRATED_AT = (0.58,)
 
 
 class WithAdaptive(Candidates):
@@ -41,10 +39,13 @@ class WithAdaptive(Candidates):
         return pmvit.measure(self.model, loader(self.model, "train", shuffle=True), method="adaptive")
 
     def make(self, method: str, share: float) -> nn.Module:
-        if method != ADAPTIVE:
+        if method not in (ADAPTIVE, CALIBRATED):
             return super().make(method, share)
         budget = self.cost.outside + share * (self.cost.macs - self.cost.outside)
-        return pmvit.compress(self.model, pmvit.plan(self.metric, gflops=budget / 1e9))
+        small = pmvit.compress(self.model, pmvit.plan(self.metric, gflops=budget / 1e9))
+        if method == CALIBRATED:
+            pmvit.calibrate(small, DATA / "imagenet" / "train", teacher=self.model, workers=0)
+        return small
 
 
 def known(rows: list[Row], key: list[Any]) -> bool:
@@ -54,9 +55,9 @@ def known(rows: list[Row], key: list[Any]) -> bool:
 def measure(rows: list[Row], count: int) -> None:
     """Measure the rows that are not there yet and write them one by one."""
     everything = {name: WithAdaptive(name, count) for name in MODELS}
-    for method in (ADAPTIVE, TOME):
+    for method in (ADAPTIVE, TOME, CALIBRATED):
         for name, candidates in everything.items():
-            for share in SHARES:
+            for share in CALIBRATED_AT if method == CALIBRATED else SHARES:
                 key = [name, share, method, count]
                 if not known(rows, key) and not known(beside(count), key):
                     row = candidates.row(method, share)
@@ -80,37 +81,11 @@ def markdown(rows: list[Row]) -> str:
         "included. Points lost and KL are to the original on the same images; in brackets 95 % intervals, from 2,000 "
         "resamplings of the images. *Measured* are fixed plans of the cheapest merges.",
     ]
-    for name in MODELS:
-        own = [row for row in rows if row["key"][0] == name]
-        if own:
-            original = numbers(own[0], "original").mean()
-            lines += ["", f"## {name}: original {percent(original)} on {own[0]['key'][3]:,} images", ""]
-            lines += ["| budget | plan | GFLOPs | share | top-1 | points lost | agreement | KL |", "|---|" + "---|" * 7]
-            for share in SHARES:
-                lines += [_line(row) for method in METHODS for row in own if row["key"][1:3] == [share, method]]
-    return "\n".join(lines) + "\n"
-
-
-def _line(row: Row) -> str:
-    _, share, method, _ = row["key"]
-    cost = f"{format_number(row['gflops'], '.3f')} | {format_number(row['share'], '.3f')}"
-    return (
-        f"| {share} | {method} | {cost} | {percent(numbers(row, 'correct').mean())} | "
-        f"{with_interval(lost(row), '.1f')} | {percent(numbers(row, 'agrees').mean())} | "
-        f"{with_interval(numbers(row, 'kl'), '.4f')} |"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--images", type=int, default=2000, help="validation images, a multiple of the batch size")
-    count = parser.parse_args().images
-    torch.manual_seed(0)
-    rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    rows = [row for row in rows if row["key"][3] == count]
-    measure(rows, count)
-    write_text(RESULTS.with_suffix(".md"), markdown([*rows, *beside(count)]))
+    if any(row["key"][2] == CALIBRATED for row in rows):
+        lines[-1] += " *Calibrated* are biases and weights, by distillation on 1,000 training images without labels."
+    count = rows[0]["key"][3] if rows else 0
+    return "\n".join([*lines, *tables([*rows, *beside(count)], MODELS, SHARES, METHODS, ".4f")]) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, RESULTS, measure, markdown)

@@ -3,10 +3,10 @@
     python -m experiments.comparison            # accuracy, agreement, divergence, export
     python -m experiments.comparison --speed    # and speed at the middle budget: on a machine that does nothing else
 
-Scores, merge costs and what the other methods have to look at come from `imagenet/train` (1,000 images), accuracy from
-`imagenet/val` (the first image of each class) below the folder that PMVIT_DATA names. Rows are kept in
-`comparison.json` as they are measured, so that a stopped run goes on; scores and merge costs, which rows share, are in
-the folder that PMVIT_WORK names. Tables go to `comparison.md`, accuracy over GFLOPs to a chart for each model.
+What plans are made from, and what the other methods have to look at, comes from `imagenet/train` (1,000 images),
+accuracy from `imagenet/val` (the first image of each class) below the folder that PMVIT_DATA names. Rows are kept in
+`comparison.json` as they are measured, so that a stopped run goes on; scores, merge costs and metrics that they share
+are in the folder that PMVIT_WORK names. Tables go to `comparison.md`, accuracy over GFLOPs to a chart for each model.
 """
 
 import argparse
@@ -25,12 +25,14 @@ from experiments.common import percent
 from pmvit.comparison import Comparison, ComparisonRow
 from pmvit.comparison.making import MethodInputs, make_smaller
 from pmvit.comparison.run import try_export
+from pmvit.data.opening import open_loader
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import Evaluation
 from pmvit.evaluation.classification import measure as measure_images
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts.outputs import predict
-from pmvit.loading import create_model, open_loader
+from pmvit.loading import create_model
+from pmvit.measuring import TokenMetric
 from pmvit.numbers.bootstrap import bootstrap
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.tables import format_number
@@ -66,7 +68,7 @@ def kept(path: Path, load: Callable[[Path], T], make: Callable[[], T]) -> T:
 
 
 def inputs(name: str, model: nn.Module) -> MethodInputs:
-    """Scores, merge costs and images of a model."""
+    """Scores, merge costs, the metric and images of a model."""
     images = open_loader(model, str(DATA / "imagenet/train"), batch_size=50, shuffle=True)
     scores = kept(
         WORK / f"{name}.scores.json", pmvit.Scores.load, lambda: pmvit.measure(model, images, method="scored")
@@ -74,7 +76,12 @@ def inputs(name: str, model: nn.Module) -> MethodInputs:
     merge_costs = kept(
         WORK / f"{name}.prices.json", pmvit.MergeCosts.load, lambda: pmvit.measure(model, images, method="measured")
     )
-    return MethodInputs(scores, merge_costs, images)
+    metric = kept(
+        WORK / f"{name}.metric.safetensors",
+        TokenMetric.load,
+        lambda: pmvit.measure(model, images, method="adaptive"),
+    )
+    return MethodInputs(scores, merge_costs, metric, images)
 
 
 def evaluate(model: nn.Module, batches: Batches, reference: list[Tensor]) -> dict[str, Tensor]:
@@ -128,7 +135,7 @@ def measure_speed(rows: list[Row]) -> None:
         model = original(name)
         known = inputs(name, model)
         few = validation(model)[:1]
-        given: dict[str, Any] = {"scores": known.scores, "merge_costs": known.merge_costs, "images": known.images}
+        given: dict[str, Any] = vars(known)
         found = pmvit.compare(model, few, gflops=MIDDLE, runtimes=RUNTIMES, batches=(1, 16), rounds=30, **given)
         for compared in found.rows:
             method = compared.name if compared.name.endswith("optimized") else compared.method

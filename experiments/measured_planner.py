@@ -8,7 +8,6 @@ in `measured_planner.json` as they are measured, so that a stopped run goes on; 
 Takes about an hour on two cores.
 """
 
-import argparse
 import json
 from functools import cached_property
 from itertools import islice
@@ -19,15 +18,14 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from experiments.common import Row, percent
-from experiments.paired import answers, logits, lost, numbers, with_interval
+from experiments.common import Row
+from experiments.paired import answers, logits, numbers, run, tables
 from experiments.without_tuning import BATCH_SIZE, DATA, MODELS, loader
 from pmvit.config import PAPER
 from pmvit.files import write_text
 from pmvit.loading import create_model
 from pmvit.measuring.flops import ModelCost, model_cost
 from pmvit.methods import Tome
-from pmvit.numbers.tables import format_number
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks
@@ -124,46 +122,8 @@ def markdown(rows: list[Row]) -> str:
         "image by image: below zero is better. `least_step` was chosen among four values on the first 500 of these "
         "images, with DeiT-Tiny.",
     ]
-    for name in MODELS:
-        own = [row for row in rows if row["key"][0] == name]
-        if own:
-            original = numbers(own[0], "original").mean()
-            lines += ["", f"## {name}: original {percent(original)} on {own[0]['key'][3]:,} images", ""]
-            lines += [
-                "| budget | plan | GFLOPs | share | top-1 | points lost | agreement | KL | KL to those of scores |",
-                "|---|---|---|---|---|---|---|---|---|",
-            ]
-            for share in SHARES:
-                at = [row for method in METHODS for row in own if row["key"][1:3] == [share, method]]
-                scored = next((row for row in at if row["key"][2] == SCORED), None)
-                lines += [_line(row, scored) for row in at]
-    return "\n".join(lines) + "\n"
-
-
-def _line(row: Row, scored: Row | None) -> str:
-    _, share, method, _ = row["key"]
-    kl = numbers(row, "kl")
-    against = "-"
-    if scored is not None and scored is not row:
-        against = with_interval(kl - numbers(scored, "kl"), "+.3f")
-    cost = f"{format_number(row['gflops'], '.3f')} | {format_number(row['share'], '.3f')}"
-    return (
-        f"| {share} | {method} | {cost} | {percent(numbers(row, 'correct').mean())} | "
-        f"{with_interval(lost(row), '.1f')} | {percent(numbers(row, 'agrees').mean())} | {with_interval(kl, '.3f')} | "
-        f"{against} |"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--images", type=int, default=2000, help=f"validation images, a multiple of {BATCH_SIZE}")
-    count = parser.parse_args().images
-    torch.manual_seed(0)
-    rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    rows = [row for row in rows if row["key"][3] == count]
-    measure(rows, count)
-    write_text(RESULTS.with_suffix(".md"), markdown(rows))
+    return "\n".join([*lines, *tables(rows, MODELS, SHARES, METHODS, ".3f", against=SCORED)]) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, RESULTS, measure, markdown)

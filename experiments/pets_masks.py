@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import pmvit
 from experiments.common import percent
 from pmvit.data.loaders import create_loader
+from pmvit.data.opening import open_loader
 from pmvit.data.segmentation import Split, open_pairs
 from pmvit.data.sources import FileSource
 from pmvit.evaluation.segmentation import (
@@ -39,7 +40,7 @@ from pmvit.evaluation.segmentation import (
 from pmvit.evaluation.sliding import sliding_logits
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import host_of
-from pmvit.loading import create_model, open_loader
+from pmvit.loading import create_model
 from pmvit.methods import Tome
 from pmvit.methods.budget import method_for
 from pmvit.numbers.bootstrap import bootstrap, mean, median

@@ -18,8 +18,9 @@ import pmvit
 from experiments.common import ORIGINAL, SEED, Row, Rows, Settings, bits
 from pmvit.cli.demo_run import TUNING, TUNING_BATCH
 from pmvit.data.demo import demo_loader, demo_model
+from pmvit.data.opening import open_loader
 from pmvit.evaluation.classification import measure
-from pmvit.loading import create_model, open_loader
+from pmvit.loading import create_model
 
 BATCH_SIZE = 50
 CROP_SCALE = (0.35, 1.0)  # shares of an image that a random crop shows

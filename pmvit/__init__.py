@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so
     from pmvit.measuring.flops import flops as flops
     from pmvit.pipeline import run as run
     from pmvit.planning import Plan as Plan
-    from pmvit.planning import plan as plan
     from pmvit.reporting.page.report import report as report
     from pmvit.reporting.pictures.segment import segment as segment
     from pmvit.reporting.pictures.visualize import visualize as visualize
@@ -46,6 +45,8 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so
     from pmvit.runtime.optimize import optimize_for_inference as optimize_for_inference
     from pmvit.saving.models import load as load
     from pmvit.saving.models import save as save
+    from pmvit.tradeoff import curve as curve
+    from pmvit.tradeoff import plan as plan
     from pmvit.training import calibrate as calibrate
     from pmvit.training import finetune as finetune
 

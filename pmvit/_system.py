@@ -7,9 +7,11 @@ gives memory back that is needed again at once.
 import ctypes
 import functools
 import os
+import platform
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,6 +63,45 @@ def this_process() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+_everybody: list[tuple[str, int]] = []  # where the processes run: by rank, the machine and the number it has there
+
+
+def meet_processes() -> None:
+    """Let all processes know where the others run, so that `lost_processes` can say which of them have ended."""
+    if this_process()[1] > 1 and not _everybody:
+        from accelerate.utils import gather_object
+
+        _everybody[:] = gather_object([(platform.node(), os.getpid())])
+
+
+def lost_processes(patience: float = 3.0) -> str | None:
+    """Which of the processes beside this one have ended, in words for the start of an error; `None` if none has.
+
+    Where one ends, others learn of it from a collective that fails, with words about sockets, or from their launcher,
+    which ends them, too. That may be a little earlier than the end of the process can be seen.
+    """
+    import psutil
+
+    here, until = platform.node(), time.monotonic() + patience
+    beside = {rank: number for rank, (machine, number) in enumerate(_everybody) if machine == here}
+    while beside:
+        ended = []
+        for rank, number in beside.items():
+            with suppress(psutil.AccessDenied):
+                try:
+                    is_there = psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+                except psutil.NoSuchProcess:
+                    is_there = False
+                ended += [] if is_there else [str(rank)]
+        if ended:
+            said = f"rank {' and '.join(ended)} of {len(_everybody)} ended before the work was done"
+            return f"{said} (without a message of its own it was killed, often for want of memory)"
+        if time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    return None
 
 
 def wait_for_all() -> None:

@@ -28,8 +28,6 @@ from pmvit.flow import Channel, Flow, Groups
 from pmvit.prune_merge import argument_names, is_recorded, named_arguments
 from pmvit.wrapping import WrappedBlock
 
-TIE_BREAK = 0.02  # by how much a distance counts more for the last token than for the first
-
 
 class Choice(NamedTuple):
     """What a round of a step chose for each image, as places among the patch tokens.
@@ -68,38 +66,24 @@ def pair_costs(points: Tensor, others: Tensor, sizes: Tensor | None, other_sizes
     return 2 * distances / (shares + other_shares.transpose(1, 2))  # 2 s_a s_b / (s_a + s_b) of the distance
 
 
-def choose(
-    points: Tensor, sizes: Tensor | None, count: int, r: int, isolation: int, never: Tensor, unequal: Tensor
-) -> Choice:
-    """Find r of `count` patch tokens to merge.
+def choose(points: Tensor, sizes: Tensor | None, count: int, r: int) -> Choice:
+    """Find r of `count` patch tokens to merge: of A, which is every second one, into B, the others.
 
     Args:
-        points: `P^T x` of the patch tokens, (batch, count, numbers).
+        points: `P^T x` of the patch tokens, (batch, count, rank).
         sizes: How many patches each stands for.
         count: Of patch tokens.
         r: How many merge, at most half of them.
-        isolation: Tokens go into A and B in turn: in the order of what merging each costs at least, so that tokens
-            that are alike are in different sets, by so many of the numbers; or, with 0, as they stand.
-        never: What merging tokens with themselves costs: (count, count), infinite on its diagonal and 0 beside it.
-        unequal: A factor a little above 1 for each token. Two tokens that are next to each other cost the same: with
-            it, every runtime finds the same order.
     """
-    if isolation:
-        few = points[..., :isolation]
-        nearest = (pair_costs(few, few, sizes, sizes) + never).amin(-1)
-        order = (nearest * unequal).topk(count, largest=False).indices
-        points, sizes = take(points, order), None if sizes is None else take(sizes, order)
-    else:
-        order = torch.arange(count, device=points.device).expand(points.shape[0], -1)
     sets = (None, None) if sizes is None else (sizes[:, ::2], sizes[:, 1::2])
     cheapest, into = pair_costs(points[:, ::2], points[:, 1::2], *sets).min(-1)
     by_cost = cheapest.topk(count - count // 2, largest=False).indices
-    ranked = order[:, ::2].gather(1, by_cost)
-    return Choice(ranked[:, r:], ranked[:, :r], into.gather(1, by_cost[:, :r]), order[:, 1::2])
+    others = torch.arange(1, count, 2, device=points.device).expand(points.shape[0], -1)
+    return Choice(2 * by_cost[:, r:], 2 * by_cost[:, :r], into.gather(1, by_cost[:, :r]), others)
 
 
 def merge_chosen(
-    tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefix: int, numbers: Tensor
+    tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefix: int, places: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Tokens after a round: prefix tokens, those of A that stay, those of B; and how many patches each stands for.
 
@@ -111,18 +95,18 @@ def merge_chosen(
         sizes: How many patches each stands for, (batch, tokens, 1); `None` if each for one.
         choice: What merges.
         num_prefix: Of prefix tokens.
-        numbers: 0, 1, ... for each of B, (|B|, 1).
+        places: 0, 1, ... for each of B, (|B|, 1).
     """
     sums = []
-    for places in (choice.joins + num_prefix, choice.others + num_prefix):
-        members = take(tokens, places)
+    for chosen in (choice.joins + num_prefix, choice.others + num_prefix):
+        members = take(tokens, chosen)
         lengths = members.norm(dim=-1, keepdim=True)
         if sizes is None:
             sums.append(torch.cat([members, torch.ones_like(lengths), lengths], dim=-1))
         else:
-            of_members = take(sizes, places)
+            of_members = take(sizes, chosen)
             sums.append(torch.cat([members * of_members, of_members, lengths * of_members], dim=-1))
-    joined = (choice.into[:, None] == numbers).to(tokens.dtype)  # (batch, |B|, r): a one for who joins whom
+    joined = (choice.into[:, None] == places).to(tokens.dtype)  # (batch, |B|, r): a one for who joins whom
     total, size, length = torch.baddbmm(sums[1], joined, sums[0]).split([tokens.shape[-1], 1, 1], dim=-1)
     groups = total * (length / (size * total.norm(dim=-1, keepdim=True)).clamp_min(1e-12))
     stays = choice.stays + num_prefix
@@ -134,16 +118,17 @@ def merge_chosen(
     return torch.cat([tokens[:, :num_prefix], take(tokens, stays), groups], dim=1), sizes
 
 
-def places_after(choice: Choice) -> Tensor:
-    """Where each patch token is found after a round, (batch, tokens)."""
+def places_after(choice: Choice, num_prefix: int) -> Tensor:
+    """Where each token is found after a round, (batch, tokens), prefix tokens included."""
     batch, stays = choice.stays.shape
     device = choice.stays.device
-    kept, others = (
-        torch.arange(each.shape[1], device=device).expand(batch, -1) for each in (choice.stays, choice.others)
+    prefix, kept, others = (
+        torch.arange(count, device=device).expand(batch, -1) for count in (num_prefix, stays, choice.others.shape[1])
     )
     after = torch.cat([kept, choice.into + stays, others + stays], dim=1)
     before = torch.cat([choice.stays, choice.joins, choice.others], dim=1)
-    return after.gather(1, before.topk(before.shape[1], largest=False).indices)  # undoes the order
+    after = after.gather(1, before.topk(before.shape[1], largest=False).indices)  # undoes the order
+    return torch.cat([prefix, after + num_prefix], dim=1)
 
 
 class MergeRound(nn.Module):
@@ -153,32 +138,25 @@ class MergeRound(nn.Module):
         count: Of patch tokens before it.
         merges: r.
         num_prefix: Tokens before the patch tokens, which never merge.
-        isolation: As in `choose`.
     """
 
-    never: Tensor
-    unequal: Tensor
-    numbers: Tensor
+    places: Tensor
 
-    def __init__(self, count: int, merges: int, num_prefix: int, isolation: int) -> None:
+    def __init__(self, count: int, merges: int, num_prefix: int) -> None:
         super().__init__()
-        self.count, self.merges, self.num_prefix, self.isolation = count, merges, num_prefix, isolation
-        self.register_buffer(
-            "never", torch.full((count,), torch.inf).diag().nan_to_num(0.0, torch.inf), persistent=False
-        )
-        self.register_buffer("unequal", 1 + TIE_BREAK * torch.arange(count) / count, persistent=False)
-        self.register_buffer("numbers", torch.arange(count // 2)[:, None], persistent=False)
+        self.count, self.merges, self.num_prefix = count, merges, num_prefix
+        self.register_buffer("places", torch.arange(count // 2)[:, None], persistent=False)
 
     def extra_repr(self) -> str:
         return f"{self.count} -> {self.count - self.merges} patch tokens"
 
     def forward(self, tokens: Tensor, sizes: Tensor | None, projection: Tensor) -> tuple[Tensor, Tensor, Choice]:
-        with torch.no_grad():
-            points = torch.matmul(tokens.to(projection.dtype), projection)[:, self.num_prefix :]
+        with torch.no_grad():  # in float32, for near distances are differences of large numbers
+            points = torch.matmul(tokens.float(), projection.float())[:, self.num_prefix :]
             points = points - points.mean(1, keepdim=True)  # distances stay, and lose less to rounding
-            of_patches = None if sizes is None else sizes[:, self.num_prefix :].to(projection.dtype)
-            choice = choose(points, of_patches, self.count, self.merges, self.isolation, self.never, self.unequal)
-        merged, new_sizes = merge_chosen(tokens, sizes, choice, self.num_prefix, self.numbers)
+            of_patches = None if sizes is None else sizes[:, self.num_prefix :].float()
+            choice = choose(points, of_patches, self.count, self.merges)
+        merged, new_sizes = merge_chosen(tokens, sizes, choice, self.num_prefix, self.places)
         return merged, new_sizes, choice
 
 
@@ -186,19 +164,18 @@ class MergeStep(nn.Module):
     """Merges tokens that enter a block, in as many rounds as it takes: one merges half of them at most.
 
     Args:
-        projection: `P`, (width, numbers).
+        projection: `P`, (width, rank).
         count: Of patch tokens before it.
         merges: How many merge.
         num_prefix: Tokens before the patch tokens, which never merge.
-        isolation: As in `choose`.
     """
 
     projection: Tensor
 
-    def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int, isolation: int) -> None:
+    def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int) -> None:
         super().__init__()
         self.num_prefix, self.merges = num_prefix, merges
-        self.rounds = nn.ModuleList(MergeRound(left, r, num_prefix, isolation) for left, r in rounds(count, merges))
+        self.rounds = nn.ModuleList(MergeRound(left, r, num_prefix) for left, r in rounds(count, merges))
         self.register_buffer("projection", projection, persistent=False)
 
     def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor | None, list[Choice]]:
@@ -298,11 +275,9 @@ class AdaptiveBlock(WrappedBlock):
 
     def _follow(self, choice: Choice, groups: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
         """Groups and centres after a round of the step."""
-        count = self.num_prefix
-        prefix = torch.arange(count, device=groups.device).expand(groups.shape[0], -1)
-        after = torch.cat([prefix, places_after(choice) + count], dim=1).gather(1, groups)
-        left = torch.cat([prefix, torch.cat([choice.stays, choice.others], dim=1) + count], dim=1)
-        return after, centres.gather(1, left)
+        left = torch.cat([choice.stays, choice.others], dim=1) + self.num_prefix
+        centres = torch.cat([centres[:, : self.num_prefix], centres.gather(1, left)], dim=1)
+        return places_after(choice, self.num_prefix).gather(1, groups), centres
 
     def _groups(self, sizes: Tensor | None, centres: Tensor) -> Groups:
         log_sizes = None if sizes is None or not self.size_weight else sizes[..., 0].log() * self.size_weight
@@ -317,7 +292,6 @@ def adaptive_blocks(
     num_patches: int,
     num_prefix: int,
     *,
-    isolation: int,
     size_weight: float,
     arguments_at_centres: Any,
 ) -> dict[int, AdaptiveBlock]:
@@ -326,10 +300,9 @@ def adaptive_blocks(
     Args:
         blocks: All blocks of a model, first to last.
         merges: How many tokens merge before each.
-        projections: `P` of each block, (blocks, width, numbers).
+        projections: `P` of each block, (blocks, width, rank).
         num_patches: Patch tokens of an image.
         num_prefix: As for `AdaptiveBlock`, like all that follow.
-        isolation: As in `choose`.
         size_weight: Part of the logarithm of sizes in attention.
         arguments_at_centres: Reduces the other arguments of a call of a block.
     """
@@ -339,7 +312,7 @@ def adaptive_blocks(
         if not r and not result:
             continue
         device = next(block.parameters()).device
-        step = MergeStep(projections[index].to(device), num_patches, r, num_prefix, isolation) if r else None
+        step = MergeStep(projections[index].to(device), num_patches, r, num_prefix) if r else None
         result[index] = AdaptiveBlock(
             block,
             step,

@@ -1,6 +1,7 @@
 """Compress a model, by a plan or another method, and take that off again."""
 
 import copy
+import warnings
 from dataclasses import replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -8,33 +9,26 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from pmvit.adaptive import AdaptiveBlock, adaptive_blocks
+from pmvit.adaptive import AdaptiveBlock
 from pmvit.config import PlanOptions
 from pmvit.config.training import Learn
-from pmvit.errors import PmvitError
+from pmvit.errors import PmvitError, PmvitWarning
 from pmvit.hosts import Host, HostChange, host_of
+from pmvit.hosts.adaptive import merge_before_mlp, place_adaptive_blocks
 from pmvit.hosts.modes import check_trainable, evaluation_mode
 from pmvit.measuring.flops import block_width
-from pmvit.measuring.metric import check_attends_everywhere
-from pmvit.merged_mlp import MergedNorm, SpreadMlp, groups_of_groups
-from pmvit.planning import AdaptivePlan, LayerPlan, Plan
+from pmvit.measuring.metric_run import FIXED_PLAN
+from pmvit.measuring.probe import check_attends_everywhere
+from pmvit.merged_mlp import groups_of_groups
+from pmvit.planning import LayerPlan, Plan
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.prune_merge import PruneMerge, TokenMatrices
-from pmvit.wrapping import Compression, Original, Recipe, WrappedBlock, compression_of, fingerprint
+from pmvit.wrapping import Compression, Recipe, Tuned, fingerprint, take_off
+from pmvit.wrapping import Original as Original
+from pmvit.wrapping import compression_of as compression_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = [
-    "Compression",
-    "Original",
-    "compress",
-    "compression_of",
-    "decompress",
-    "plan_of",
-    "plan_of_image",
-    "record_source",
-    "set_budget",
-]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -50,6 +44,9 @@ def compress(model: Model, what: Recipe, *, learn: Learn = "group", inplace: boo
             matrices.
         inplace: Change the given model instead of a copy of it.
 
+    A plan that was measured on other weights than the model's gives a `PmvitWarning` that names both by their
+    fingerprints.
+
     Raises:
         PmvitError: If the plan does not fit the model, or the method cannot do what the model needs.
     """
@@ -62,13 +59,30 @@ def compress(model: Model, what: Recipe, *, learn: Learn = "group", inplace: boo
     if not inplace:
         model = copy.deepcopy(model)
     wrap(model, what, learn, original)
+    _warn_of_other_weights(model, what, original.fingerprint)
     return model
 
 
-def wrap(model: nn.Module, what: Recipe, learn: Learn, original: Original) -> None:
-    """Compress a model in place that is known to be uncompressed, and to be made of this original."""
-    changes = wrap_blocks(what, model, learn)
-    model.compression = Compression(what, learn, tuple(changes), original)  # type: ignore[assignment]  # a record
+def wrap(model: nn.Module, what: Recipe, learn: Learn, original: Original, tuned: tuple[Tuned, ...] = ()) -> None:
+    """Compress a model in place that is known to be uncompressed, to be made of this original, and tuned so."""
+    changes = tuple(wrap_blocks(what, model, learn))
+    model.compression = Compression(what, learn, changes, original, tuned)  # type: ignore[assignment]  # a record
+
+
+def _warn_of_other_weights(model: nn.Module, what: Recipe, weights: str | None) -> None:
+    """Say so if a plan was measured on another model than it is put on.
+
+    Weights in half precision are not told from the same ones in full precision: of them nothing is said.
+    """
+    measured_on = what.metric.model if isinstance(what, AdaptivePlan) else getattr(what, "measured_on", None)
+    is_full = next(model.parameters()).dtype == torch.float32
+    if measured_on is not None and measured_on != weights and is_full:
+        warnings.warn(
+            f"the plan was measured on weights {measured_on}, and is put on a {type(model).__name__} with weights "
+            f"{weights}: it fits, but a plan that is measured on this model itself keeps more of it",
+            PmvitWarning,
+            stacklevel=3,
+        )
 
 
 @singledispatch
@@ -108,26 +122,19 @@ def _(plan: Plan, model: nn.Module, learn: Learn) -> list[HostChange]:
     changes: list[HostChange] = host.prepare()
     for index, layer in sorted(plan.layers.items()):
         block = model.get_submodule(names[index])
-        parameter = next(block.parameters())
         if layer.mlp is not None:
             changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index].num_prefix, learn, host)
         if layer.is_identity:
             continue
-        groups, centres, weights = layer.tensors()
         wrapper = PruneMerge(
             block,
-            groups,
-            centres,
-            weights,
+            *layer.tensors(),
             num_prefix=layouts[index].num_prefix,
             reconstruct=plan.reconstruct,
             learn=learn,
             attention_bias=plan.attention_bias,
             arguments_at_centres=host.arguments_at_centres,
-            device=parameter.device,
-            dtype=parameter.dtype,
         )
-        wrapper.train(block.training)
         changes += host.fit(wrapper, layouts[index])
         host.answer_like(wrapper, block)
         model.set_submodule(names[index], wrapper)
@@ -141,7 +148,7 @@ def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
             f"learn: it is for the matrices of a fixed plan, of which an adaptive one has none; got {learn!r}"
         )
     host = host_of(model)
-    check_attends_everywhere(host)
+    check_attends_everywhere(host, "merge tokens by the image", FIXED_PLAN)
     layout, names, metric = host.layout, host.block_names(), plan.metric
     blocks = [model.get_submodule(name) for name in names]
     if (metric.grid, metric.num_prefix) != (layout.grid, layout.num_prefix):
@@ -157,48 +164,27 @@ def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
             f"expected a plan for tokens of {width} numbers, got one for {metric.projections.shape[1]}: is it for "
             "another model?"
         )
-    changes: list[HostChange] = host.prepare()
-    wrappers = adaptive_blocks(
-        blocks,
+    return place_adaptive_blocks(
+        host,
         plan.merges,
         metric.projections,
-        layout.num_patches,
-        layout.num_prefix,
-        isolation=metric.config.isolation,
-        size_weight=metric.config.size_weight if host.takes_attention_bias else 0.0,
-        arguments_at_centres=host.arguments_at_centres,
+        size_weight=metric.config.size_weight,
     )
-    for index, wrapper in wrappers.items():
-        changes += host.fit(wrapper, layout)
-        host.answer_like(wrapper, blocks[index])
-        model.set_submodule(names[index], wrapper)
-    return changes
 
 
 def _merge_before_mlp(
     block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, host: Host
 ) -> list[HostChange]:
     """Give the MLP of a block groups of its own; return what was changed."""
-    parts = host.part_names(block).mlp
-    if parts is None:
+    if host.part_names(block).mlp is None:
         raise PmvitError(
             f"the plan has groups for MLPs alone, and that of a {type(block).__name__} cannot be told apart: "
             'make a plan from merge costs with parts="whole"'
         )
-    parameter = next(block.parameters())
     groups, _, weights = mlp.tensors()
-    matrices = TokenMatrices(
-        *groups_of_groups(torch.tensor(layer.groups), groups, weights),
-        num_prefix=num_prefix,
-        learn=learn,
-        device=parameter.device,
-        dtype=parameter.dtype,
-    )
-    hosts = [block.get_submodule(part) for part in parts]
-    replacements = (MergedNorm(hosts[0], matrices), SpreadMlp(hosts[1], matrices))
-    for name, replacement in zip(parts, replacements, strict=True):
-        setattr(block, name, replacement.train(block.training))
-    return [HostChange(block, name, host) for name, host in zip(parts, hosts, strict=True)]
+    of_groups = groups_of_groups(torch.tensor(layer.groups), groups, weights)
+    matrices = TokenMatrices(*of_groups, num_prefix=num_prefix, learn=learn).to(next(block.parameters()))
+    return merge_before_mlp(host, block, matrices)
 
 
 def decompress(model: Model) -> Model:
@@ -210,11 +196,7 @@ def decompress(model: Model) -> Model:
     compression = compression_of(model)
     if compression is None:
         raise PmvitError("expected a compressed model; this one is not compressed")
-    for module, attribute, before in reversed(compression.changes):
-        HostChange(module, attribute, _on_device_of(module, before)).undo()
-    for name, module in list(model.named_modules()):
-        if isinstance(module, WrappedBlock):
-            model.set_submodule(name, module.block)
+    take_off(model, compression.changes)
     del model.compression
     return model
 
@@ -241,7 +223,7 @@ def set_budget(model: Model, **budget: "Unpack[PlanOptions]") -> Model:
         raise PmvitError(f"expected a model with an adaptive plan to give another budget; this one {got}")
     plan = compression.what.at(**budget)
     decompress(model)
-    wrap(model, plan, compression.learn, compression.original)
+    wrap(model, plan, compression.learn, compression.original, compression.tuned)
     return model
 
 
@@ -290,9 +272,11 @@ def record_source(
     model.compression = replace(compression, original=original)  # type: ignore[assignment]  # a record
 
 
-def _on_device_of(module: nn.Module, value: Any) -> Any:
-    """A tensor that was set aside follows its module, which may have moved since."""
-    return value.to(next(module.parameters()).device) if isinstance(value, Tensor) else value
+def record_tuning(model: nn.Module, tuned: Tuned) -> None:
+    """Write down that the weights of a model are calibrated or fine-tuned now, if it is a compressed one."""
+    compression = compression_of(model)
+    if compression is not None and compression.tuned[-1:] != (tuned,):
+        model.compression = replace(compression, tuned=(*compression.tuned, tuned))  # type: ignore[assignment]
 
 
 def _grid(grid: tuple[int, int]) -> str:

@@ -1,5 +1,5 @@
 """A model from a name (timm, Hugging Face, torchvision, Segmenter, what pmvit saved), or the original of a compressed
-one; images prepared for a model.
+one.
 
 Nothing is ever unpickled unchecked.
 """
@@ -7,34 +7,38 @@ Nothing is ever unpickled unchecked.
 import copy
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
 from pmvit.compression import Original, compression_of, decompress
-from pmvit.data.batches import EveryNth
 from pmvit.data.demo import DEMO, demo_model
-from pmvit.data.loaders import ImageLoader, create_loader
-from pmvit.data.segmentation import Split, has_masks, open_pairs
-from pmvit.data.sources import Source, Stream, open_source
 from pmvit.errors import PmvitError
-from pmvit.hosts import TimmFeatures, find_host, host_of, smp
+from pmvit.hosts import TimmFeatures, find_host, smp
 from pmvit.hosts.hf import model as hf
-from pmvit.hosts.making import FORBIDDEN_ARGUMENTS, one_line
+from pmvit.hosts.host import AnyModule
+from pmvit.hosts.making import at_most, check_known, check_numbers, fetching, one_line
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
+from pmvit.hosts.timm.model import ARGUMENTS, TimmModel, resize_weights
 from pmvit.hosts.timm.vit import select_weights
-from pmvit.saving.models import load, load_tensors
-from pmvit.tensors import read_tensors
+from pmvit.saving.models import MODEL_FILE, load, load_tensors
+from pmvit.saving.sizes import check_made
+from pmvit.tensors import read_shapes, read_tensors
 from pmvit.wrapping import fingerprint
 
 Tensors = dict[str, Tensor]
-OR_THE_DOWNLOAD = ". If it was the download that failed, pass the weights as a file"
+OR_THE_DOWNLOAD = ". If the download failed, pass the weights as a file (--weights)"
 HERE = ("torchvision", "segmenter")  # what makes an architecture of its name without asking a hub
+# What a file may say that a model was made with; others have a library read other files, or fetch them.
+FROM_FILES = ARGUMENTS | {"classes", "decoder", "image_size", "norm_eps", "num_labels", "ignore_mismatched_sizes"}
+MOST_PARAMETERS = 10_000  # tensors of a model that a file names
 
 
 def read_weights(path: Path) -> Tensors:
@@ -59,7 +63,9 @@ def read_weights(path: Path) -> Tensors:
     return {name.removeprefix("module."): value for name, value in state.items()}
 
 
-def create_model(name: str, weights: str | Path | None = None, **arguments: Any) -> nn.Module:
+def create_model(
+    name: str, weights: str | Path | None = None, *, needs_host: bool = True, **arguments: Any
+) -> nn.Module:
     """Make a model in evaluation mode.
 
     Args:
@@ -68,9 +74,12 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
             Segmenter on one of timm's vision transformers; or a folder that a DPT of segmentation_models_pytorch was
             saved in.
         weights: A file with the weights; without it the library fetches its pretrained ones.
+        needs_host: Whether it has to be a model that pmvit knows, which is found out before anything is fetched; a
+            teacher need not be.
         arguments: More for `timm.create_model`, `from_pretrained`, torchvision's model or `create_segmenter`. With
             timm the number of classes is taken from the weights if not given; another number gives the model a new
-            head.
+            head. `img_size` (timm) or `image_size` (the others) is the side of its images; position embeddings of the
+            weights are resized to it.
 
     Raises:
         PmvitError: If there is no such model, or the weights do not fit it.
@@ -79,22 +88,24 @@ def create_model(name: str, weights: str | Path | None = None, **arguments: Any)
     if library == "hf" or hf.is_folder(Path(name)):
         if weights is not None:
             raise PmvitError(f"{name} brings its weights; got {weights} beside it: leave them out")
-        model: nn.Module = hf.load_pretrained(rest if library == "hf" else name, arguments)
+        model: nn.Module = hf.load_pretrained(rest if library == "hf" else name, arguments, needs_host)
         return model
     if Path(name).exists():
         if weights is not None or arguments:
             raise PmvitError(f"{name} is a saved model and brings its weights and arguments; got others beside it")
         if not smp.is_folder(Path(name)):
             return load(name)
+        weights = Path(name) / MODEL_FILE
+        check_made(lambda: smp.from_folder(Path(name)), read_shapes(weights), name)
         model = smp.from_folder(Path(name))
-        load_tensors(model, read_weights(Path(name) / "model.safetensors"), name)
+        load_tensors(model, read_weights(weights), name)
         return model
     tensors = read_weights(Path(weights)) if weights is not None else None
     if library == "torchvision":
         return _torchvision_model(rest, tensors, str(weights), arguments)
     if library == "segmenter":
         return _segmenter(rest, tensors, str(weights), arguments)
-    return _timm_model(name, tensors, str(weights), arguments)
+    return _timm_model(name, tensors, str(weights), arguments, needs_host)
 
 
 def _no_such_model(name: str) -> str:
@@ -103,7 +114,9 @@ def _no_such_model(name: str) -> str:
     return f"got {name!r}" + (f": did you mean {' or '.join(close)}?" if close else "")
 
 
-def _timm_model(name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any]) -> nn.Module:
+def _timm_model(
+    name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any], needs_host: bool
+) -> nn.Module:
     """One of timm's models, with its pretrained weights or with those that are given."""
     if ":" not in name and not timm.is_model(name.split(".")[0]):
         raise PmvitError(
@@ -114,11 +127,20 @@ def _timm_model(name: str, tensors: Tensors | None, where: str, arguments: dict[
     classes = tensors[heads[0]].shape[0] if tensors is not None and heads else None
     if classes is not None:
         arguments = {"num_classes": classes, **arguments}
-    with one_line(f"timm could not make {name!r} with {arguments or 'its defaults'}", OR_THE_DOWNLOAD):
+    is_fetched = tensors is None or ":" in name
+    with (
+        one_line(f"timm could not make {name!r} with {arguments or 'its defaults'}", OR_THE_DOWNLOAD),
+        fetching(name) if is_fetched else nullcontext(),
+    ):
+        if needs_host and is_fetched:
+            check_known(partial(timm.create_model, name, pretrained=False, **arguments))
         model: nn.Module = timm.create_model(name, pretrained=tensors is None, **arguments)
     if tensors is None:
         return model.eval()
-    if isinstance(find_host(model), TimmFeatures):
+    host = find_host(model)
+    if "img_size" in arguments and isinstance(host, TimmModel):
+        tensors = resize_weights(host.encoder, tensors)
+    if isinstance(host, TimmFeatures):
         tensors = select_weights(model, tensors)
     elif classes is not None and arguments["num_classes"] != classes:
         head = {key: value for key, value in model.state_dict().items() if key.startswith("head.")}
@@ -130,19 +152,33 @@ def _timm_model(name: str, tensors: Tensors | None, where: str, arguments: dict[
 def _torchvision_model(name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any]) -> nn.Module:
     """One of torchvision's vision transformers or Swins, with its default weights or with those that are given."""
     from torchvision.models import get_model, get_model_weights, list_models
+    from torchvision.models.vision_transformer import interpolate_embeddings
 
     names = [*list_models(include="vit_*"), *list_models(include="swin_*")]
     if name not in names:
         raise PmvitError(f"expected one of torchvision's {', '.join(names)}; got {name!r}")
-    with one_line(f"torchvision could not make {name!r} with {arguments or 'its defaults'}", OR_THE_DOWNLOAD):
-        model: nn.Module = get_model(name, weights=None, **arguments)
+    side, is_vit = arguments.get("image_size"), name.startswith("vit")
+    taken = {key: value for key, value in arguments.items() if is_vit or key != "image_size"}
+    with (
+        one_line(f"torchvision could not make {name!r} with {arguments or 'its defaults'}", OR_THE_DOWNLOAD),
+        fetching(name) if tensors is None else nullcontext(),
+    ):
+        model: AnyModule = get_model(name, weights=None, **taken)
+        state: Any = tensors
         if tensors is None:
             weights: Any = get_model_weights(name).DEFAULT
-            model.load_state_dict(weights.get_state_dict(progress=True, check_hash=True, weights_only=True))
-    cast("Any", model).pretrained_cfg = {}  # where --data-arg leaves what differs from torchvision's preparation
+            state = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
+        if is_vit and side is not None and "encoder.pos_embedding" in state:
+            state = interpolate_embeddings(side, model.patch_size, state)
+        if tensors is None:
+            model.load_state_dict(state)
     if tensors is not None:
-        load_tensors(model, tensors, where)
-    return model.eval()
+        load_tensors(model, state, where)
+    if side is not None:
+        model.image_size = side  # where a Swin, which takes any, has the one that its plan is for
+    model.pretrained_cfg = {}  # where --data-arg leaves what differs from torchvision's preparation
+    ready: nn.Module = model.eval()
+    return ready
 
 
 def _segmenter(name: str, tensors: Tensors | None, where: str, arguments: dict[str, Any]) -> nn.Module:
@@ -150,105 +186,12 @@ def _segmenter(name: str, tensors: Tensors | None, where: str, arguments: dict[s
     if not timm.is_model(name.split(".")[0]):
         raise PmvitError(f"expected one of timm's architectures after segmenter:, {_no_such_model(name)}")
     if tensors is None:
-        return create_segmenter(name, pretrained=True, **arguments)
-    traits = segmenter_checkpoint.read_traits(tensors)
-    found = {"classes": traits.classes, "decoder": traits.decoder, "norm_eps": traits.norm_eps}
-    arguments = {**{key: value for key, value in found.items() if value is not None}, **arguments}
-    if "image_size" not in arguments:
         with torch.device("meta"):
-            side = segmenter_checkpoint.image_side(traits, create_segmenter(name, **arguments).patch_size)
-        arguments |= {} if side is None else {"image_size": side}
-    model = create_segmenter(name, **arguments)
+            create_segmenter(name, **arguments)  # an encoder that it cannot have is refused before it is fetched
+        return create_segmenter(name, pretrained=True, **arguments)
+    model = create_segmenter(name, **segmenter_checkpoint.arguments_of(tensors, name, arguments))
     load_tensors(model, segmenter_checkpoint.fit(tensors, model), where)
     return model
-
-
-def num_classes_of(model: nn.Module) -> int | None:
-    """How many classes a model tells apart; `None` if it is no classifier."""
-    host = find_host(model)
-    return getattr(model, "num_classes", None) or None if host is None else host.outputs().num_classes
-
-
-def open_images(
-    model: nn.Module,
-    data: str | Path,
-    *,
-    labels: bool = True,
-    split: Split = "train",
-    first_label: int | None = None,
-) -> Source | Stream:
-    """Find the images that a path names: the one place where a path gets a meaning, which depends on the model.
-
-    Args:
-        model: Whose classes count: of images, or of pixels.
-        data: What `open_source` knows; for a model that labels pixels, what `open_pairs` knows.
-        labels: Whether labels will be used, so that the classes have to be those of the model.
-        split: What images with masks are for, where `data` does not say.
-        first_label: The number of the first class in plain masks.
-    """
-    classes = host_of(model).outputs().pixel_classes
-    if classes is not None and (labels or has_masks(data)):
-        return open_pairs(data, classes, split, first_label)
-    if first_label is not None:
-        raise PmvitError(f"first_label is for images with masks; got it for {data}")
-    return open_source(data, num_classes_of(model) if labels else None)
-
-
-def open_loader(
-    model: nn.Module,
-    data: str | Path,
-    *,
-    labels: bool = True,
-    whole: bool = False,
-    split: Split = "train",
-    first_label: int | None = None,
-    batch_size: int | None = None,
-    workers: int = 2,
-    shuffle: bool = False,
-    seed: int = 0,
-    strict: bool = False,
-    limit: int | None = None,
-    process: tuple[int, int] = (0, 1),
-) -> ImageLoader:
-    """Make a loader of the images that a path names, prepared for the model.
-
-    See `open_images` for what the path may be, `labels`, `split` and `first_label`, and `create_loader` for the rest.
-    """
-    return create_loader(
-        open_images(model, data, labels=labels, split=split, first_label=first_label),
-        host_of(model).data_config(),
-        whole=whole,
-        batch_size=batch_size,
-        workers=workers,
-        shuffle=shuffle,
-        seed=seed,
-        strict=strict,
-        limit=limit,
-        process=process,
-    )
-
-
-def open_validation(
-    model: nn.Module, data: Any, labels: bool, workers: int, process: tuple[int, int], first_label: int | None
-) -> Any:
-    """Batches for one of several processes to validate on, again and again: of a path, a loader, or `None` if `None`.
-
-    Images with masks come whole; of others, every process gets 64 at a time.
-    """
-    count = process[1]
-    if not isinstance(data, (str, Path)):
-        return data if data is None or count == 1 else EveryNth(data, process)
-    return open_loader(
-        model,
-        data,
-        labels=labels,
-        whole=True,
-        split="val",
-        first_label=first_label,
-        batch_size=64 * count,
-        workers=workers,
-        process=process,
-    )
 
 
 def original_model(model: nn.Module) -> nn.Module | None:
@@ -289,9 +232,12 @@ def _candidates(original: Original) -> Iterator[nn.Module]:
         library, colon, _ = name.partition(":")
         is_here = Path(name).exists() if weights is None else Path(weights).exists() and (not colon or library in HERE)
         arguments = original.arguments if name == original.source else {}
-        if not is_here or FORBIDDEN_ARGUMENTS & set(arguments):
+        if not is_here or set(arguments) - FROM_FILES:
             continue
         try:
-            yield create_model(name, weights, **arguments)
+            check_numbers(arguments, name)
+            with at_most(MOST_PARAMETERS, name):
+                found = create_model(name, weights, **arguments)
+            yield found
         except PmvitError:  # it is another model now, or none
             continue

@@ -14,10 +14,38 @@ from torch import Tensor, nn
 from pmvit.prune_merge import TokenMatrices
 
 
+class MeanOfPatches(nn.Module):
+    """M and R of one group of all patch tokens: for the last MLP where nobody reads them behind it.
+
+    Args:
+        num_prefix: Tokens before the patch tokens, which stay apart.
+        num_patches: Patch tokens.
+    """
+
+    num_groups = 1
+
+    def __init__(self, num_prefix: int, num_patches: int) -> None:
+        super().__init__()
+        self.num_prefix, self.num_patches = num_prefix, num_patches
+
+    def extra_repr(self) -> str:
+        return f"{self.num_patches} -> 1 patch tokens + {self.num_prefix} prefix"
+
+    def merge_tokens(self, tokens: Tensor) -> Tensor:
+        """Prefix tokens and the mean of the others."""
+        prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
+        return torch.cat([prefix, patches.mean(1, keepdim=True)], dim=1)
+
+    def reconstruct_tokens(self, groups: Tensor) -> Tensor:
+        """Prefix tokens, and for every other the same."""
+        prefix, mean = groups[:, : self.num_prefix], groups[:, self.num_prefix :]
+        return torch.cat([prefix, mean.expand(-1, self.num_patches, -1)], dim=1)
+
+
 class MergedNorm(nn.Module):
     """What normalises tokens before an MLP, on groups of them: `norm(M Y)`."""
 
-    def __init__(self, norm: nn.Module, matrices: TokenMatrices) -> None:
+    def __init__(self, norm: nn.Module, matrices: TokenMatrices | MeanOfPatches) -> None:
         super().__init__()
         self.norm = norm
         self.matrices = matrices
@@ -30,7 +58,7 @@ class MergedNorm(nn.Module):
 class SpreadMlp(nn.Module):
     """An MLP on groups of tokens, whose updates go to all members: `R mlp(...)`."""
 
-    def __init__(self, mlp: nn.Module, matrices: TokenMatrices) -> None:
+    def __init__(self, mlp: nn.Module, matrices: TokenMatrices | MeanOfPatches) -> None:
         super().__init__()
         self.mlp = mlp
         self._matrices = (matrices,)  # the norm's: in a tuple, so that it is not a second owner of the weights
@@ -52,7 +80,7 @@ def groups_of_groups(attention: Tensor, groups: Tensor, weights: Tensor) -> tupl
     return of_groups, torch.zeros(count, dtype=weights.dtype).index_add(0, attention, weights)
 
 
-def mlp_matrices_of(block: nn.Module, parts: tuple[str, str] | None) -> TokenMatrices | None:
+def mlp_matrices_of(block: nn.Module, parts: tuple[str, str] | None) -> TokenMatrices | MeanOfPatches | None:
     """M and R before and after the MLP of a block, `None` if its MLP runs on all its tokens."""
     norm = block.get_submodule(parts[0]) if parts is not None else None
     return norm.matrices if isinstance(norm, MergedNorm) else None

@@ -1,7 +1,7 @@
 """`run`: measure, plan, compress, fine-tune and evaluate in one go; started again, it goes on where it was."""
 
 import json
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,56 @@ from torch import nn
 
 from pmvit._system import this_process, wait_for_all
 from pmvit.compression import compress
-from pmvit.config import FinetuneConfig, MeasureOptions, MergeCostConfig, MetricConfig, PlanConfig, ScoreConfig
+from pmvit.config import (
+    FinetuneConfig,
+    MeasureOptions,
+    MergeCostConfig,
+    MetricConfig,
+    PlanConfig,
+    ScoreConfig,
+    SpeedConfig,
+)
 from pmvit.config.measuring import Measurement
 from pmvit.config.training import Learn
 from pmvit.data.loaders import Broken
+from pmvit.data.opening import open_loader, open_validation
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
-from pmvit.files import check_fields, check_writable, config_from, read_document, write_text
-from pmvit.loading import open_loader, open_validation
+from pmvit.files import (
+    check_fields,
+    check_writable,
+    config_from,
+    read_document,
+    read_json,
+    typed,
+    write_document,
+)
+from pmvit.locks import only_writer
 from pmvit.measuring import MeasureConfig, Measured, measure_by, measure_config, read_measured
 from pmvit.measuring.flops import flops
-from pmvit.planning import AnyPlan, plan_by
 from pmvit.saving.card import CardDetails, write_card
 from pmvit.saving.models import CONFIG_FILE, check_savable, load, save
+from pmvit.tradeoff import check_speed, plan_for
 from pmvit.training import finetune
+from pmvit.training.metrics import CURVES
+from pmvit.training.metrics import FILE as METRICS
+from pmvit.training.record import CHECKPOINTS
+from pmvit.training.record import FILE as FINETUNE_FILE
+from pmvit.training.run import check_tracker
+from pmvit.training.trainer import LAST
 from pmvit.wrapping import fingerprint
 
 RUN_FILE, COMPRESSED, RESULTS_FILE = "run.json", "compressed", "results.json"
 OLD_MERGE_COSTS = "prices.json"
 FORMAT, VERSION = "pmvit-run", 2
+
+
+def run_files(folder: Path) -> list[Path]:
+    """What fine-tuning and `run` have left in a folder beside a model; none if they have not been there."""
+    tuning = (FINETUNE_FILE, CHECKPOINTS, METRICS, CURVES, LAST)
+    found = [folder / name for name in (*tuning, RUN_FILE, COMPRESSED, RESULTS_FILE) if (folder / name).exists()]
+    return found if any((folder / name).exists() for name in (FINETUNE_FILE, RUN_FILE)) else []
 
 
 def measured_file(output: Path, config: MeasureConfig) -> Path:
@@ -52,16 +82,16 @@ def measure_path(
 ) -> tuple[Measured, Broken]:
     """Measure on the images of a path, and write what comes out to a file; also, which images could not be read.
 
-    Several processes share the images of scores, whose partial sums are kept beside the file until all is done. A
-    metric or merge costs, for which a few hundred images are enough, are measured by the first process alone.
+    Several processes share the images of scores, whose partial sums are kept beside the file until all is done, and
+    those of a metric. Merge costs, for which a few hundred images are enough, are measured by the first one alone.
     """
     check_writable(output)
     process, processes = this_process()
     partial, broken = output.with_name(output.name + ".partial"), Broken()
-    is_scored = isinstance(config, ScoreConfig)
-    if is_scored or process == 0:
+    is_scored, is_shared = isinstance(config, ScoreConfig), not isinstance(config, MergeCostConfig)
+    if is_shared or process == 0:
         reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shuffle": True}
-        reading |= {"process": (process, processes)} if is_scored else {}
+        reading |= {"process": (process, processes)} if is_shared else {}
         needs_labels = isinstance(config, ScoreConfig) and config.needs_labels
         loader = open_loader(model, data, labels=needs_labels, first_label=first_label, **reading)
         store = partial if is_scored else None
@@ -96,7 +126,7 @@ def run(
     measure_batch_size: int = 64,
     epoch_images: int | None = None,
     first_label: int | None = None,
-    meter: Callable[[AnyPlan], float] | None = None,
+    speed: SpeedConfig | None = None,
     progress: bool = True,
 ) -> RunResults:
     """Make a faster model of a pretrained one, from measuring to fine-tuned weights, stage by stage.
@@ -117,7 +147,7 @@ def run(
         measure_batch_size: Images a batch, to measure on.
         epoch_images: How many images make an epoch, if not all; a stream that cannot be counted needs it.
         first_label: The number of the first class in plain masks.
-        meter: The speed-up of a plan, for a budget in speed-up, as `plan` takes it.
+        speed: Where the model will run, for a budget in `speedup`. One in `max_drop` is for the images of `val`.
         progress: Show progress bars.
 
     Raises:
@@ -125,6 +155,7 @@ def run(
     """
     folder = Path(output)
     tuning = finetune_config or FinetuneConfig()
+    check_tracker(tuning)
     method = plan_config.measurement or (None if measure_options else _method_of(folder))
     measuring = measure_config(model, method, measure_options or {})
     process = this_process()
@@ -133,44 +164,52 @@ def run(
     if not evaluated:  # what there is to evaluate on is opened now: an error is better found before the work than after
         validation = open_validation(model, val, tuning.labels, tuning.workers, process, first_label)
         check_savable(model, arguments)
-    configs = {"measure": asdict(measuring), "plan": asdict(plan_config), "finetune": asdict(tuning), "learn": learn}
-    _claim(folder, {"model": fingerprint(model), "train": str(train), "val": str(val), **configs}, is_main)
-    source = measured_file(folder, measuring)
-    if isinstance(measuring, MergeCostConfig) and not source.exists() and (folder / OLD_MERGE_COSTS).exists():
-        source = folder / OLD_MERGE_COSTS
-    is_there = source.exists()
-    wait_for_all()
-    if not is_there:
-        reading: dict[str, Any] = {"batch_size": measure_batch_size, "workers": tuning.workers}
-        measure_path(measuring, model, train, source, first_label=first_label, progress=progress, **reading)
-    if is_main and not (folder / COMPRESSED / CONFIG_FILE).exists():
-        made = plan_by(plan_config, read_measured(source), meter)
-        save(compress(model, made, learn=learn), folder / COMPRESSED, arguments=arguments)
-    wait_for_all()
-    small = load(folder / COMPRESSED)
-    finetune(
-        small,
-        train=train,
-        val=val,
-        teacher=model,
-        output=folder,
-        resume=True,
-        epoch_images=epoch_images,
-        first_label=first_label,
-        progress=progress,
-        **vars(tuning),
-    )
-    if not evaluated:
-        _evaluate(folder, model, validation, tuning, is_main, progress)
-    wait_for_all()
-    return read_results(folder)
+    configs: dict[str, Any] = {"measure": asdict(measuring), "plan": asdict(plan_config)}
+    configs |= {"finetune": asdict(tuning), "learn": learn}
+    if (speed := check_speed(plan_config, speed)) is not None:
+        configs["speed"] = asdict(speed)
+    with only_writer(folder) if is_main else nullcontext():
+        _claim(folder, {"model": fingerprint(model), "train": str(train), "val": str(val), **configs}, is_main)
+        source = measured_file(folder, measuring)
+        if isinstance(measuring, MergeCostConfig) and not source.exists() and (folder / OLD_MERGE_COSTS).exists():
+            source = folder / OLD_MERGE_COSTS
+        is_there = source.exists()
+        wait_for_all()
+        if not is_there:
+            reading: dict[str, Any] = {"batch_size": measure_batch_size, "workers": tuning.workers}
+            measure_path(measuring, model, train, source, first_label=first_label, progress=progress, **reading)
+        if is_main and not (folder / COMPRESSED / CONFIG_FILE).exists():
+            shown = None
+            if plan_config.max_drop is not None:
+                shown = open_validation(model, val, tuning.labels, tuning.workers, (0, 1), first_label)
+            measured = read_measured(source)
+            made = plan_for(plan_config, measured, model=model, data=shown, speed=speed, progress=progress)
+            save(compress(model, made, learn=learn), folder / COMPRESSED, arguments=arguments)
+        wait_for_all()
+        small = load(folder / COMPRESSED)
+        finetune(
+            small,
+            train=train,
+            val=val,
+            teacher=model,
+            output=folder,
+            resume=True,
+            epoch_images=epoch_images,
+            first_label=first_label,
+            progress=progress,
+            **vars(tuning),
+        )
+        if not evaluated:
+            _evaluate(folder, model, validation, tuning, is_main, progress)
+        wait_for_all()
+        return read_results(folder)
 
 
 def _method_of(folder: Path) -> Measurement | None:
     """What the run that a folder holds has measured, so that it goes on with that where nothing else is asked for."""
     if not (folder / RUN_FILE).exists():
         return None
-    document = read_document(folder / RUN_FILE, FORMAT, VERSION)
+    document = run_record(folder)
     measured = document.get("measure") or document.get("score") or {}
     own: dict[str, Measurement] = {"numbers": "adaptive", "parts": "measured", "scorer": "scored"}
     found = next((method for field, method in own.items() if field in measured), None)
@@ -179,15 +218,27 @@ def _method_of(folder: Path) -> Measurement | None:
     return found
 
 
+def run_record(folder: Path) -> dict[str, Any]:
+    """The record of the run that a folder is for."""
+    document = read_document(folder / RUN_FILE, FORMAT, VERSION)
+    names = ("format", "version", "model", "train", "val", "measure", "score", "plan", "finetune", "learn")
+    check_fields(document, (), str(folder / RUN_FILE), optional=names)
+    for name in document.keys() & {"measure", "score", "plan", "finetune"}:
+        typed(dict[str, Any], document[name], f"{folder / RUN_FILE}: {name}")
+    return document
+
+
 def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
     """Write down which run this folder is for, or see that it is for the same one."""
     path = folder / RUN_FILE
     if not path.exists():
         if is_main:
-            write_text(path, json.dumps({"format": FORMAT, "version": VERSION, **what}, indent=1) + "\n")
+            write_document(path, json.dumps({"format": FORMAT, "version": VERSION, **what}, indent=1))
         return
-    document = _upgraded(read_document(path, FORMAT, VERSION), what, str(path))
-    document["plan"] = {field.name: field.default for field in fields(PlanConfig)} | document["plan"]
+    document = _upgraded(run_record(folder), what, str(path))
+    document["plan"] = {field.name: field.default for field in fields(PlanConfig)} | document.get("plan", {})
+    if "speed" in what:  # which was always the same, once
+        document.setdefault("speed", asdict(SpeedConfig(batch=16)))
     check_fields(document, ("format", "version", *what), str(path))
     for name, here in json.loads(json.dumps(what)).items():
         there = document[name]
@@ -223,7 +274,7 @@ def _evaluate(
         )
         rows[stage] = {**asdict(result), "gflops": flops(candidate).gflops}
     if is_main:
-        write_text(folder / RESULTS_FILE, json.dumps(rows, indent=1) + "\n")
+        write_document(folder / RESULTS_FILE, json.dumps(rows, indent=1))
         settings = {"finetune": asdict(tuning)}
         _complete_card(folder, models["tuned"], CardDetails(rows, settings))
         before = {stage: rows[stage] for stage in ("original", "compressed")}
@@ -232,12 +283,15 @@ def _evaluate(
 
 def _complete_card(folder: Path, model: nn.Module, details: CardDetails) -> None:
     """Write the card of a saved model again, now that it is known how good it is."""
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    config = read_json(folder / CONFIG_FILE)
     write_card(folder, model, config, check_savable(model).costs, details)
 
 
 def read_results(folder: Path) -> RunResults:
     """The results of a run that came to its end."""
-    rows = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    costs = {stage: row["gflops"] for stage, row in rows.items()}
-    return RunResults({stage: evaluation_from(row) for stage, row in rows.items()}, costs)
+    path = folder / RESULTS_FILE
+    rows: dict[str, dict[str, Any]] = typed(
+        dict[str, dict[str, Any]], read_json(path, "the results of a run"), str(path)
+    )
+    costs = {stage: typed(float, row.get("gflops"), f"{path}: {stage}: gflops") for stage, row in rows.items()}
+    return RunResults({stage: evaluation_from(row, f"{path}: {stage}") for stage, row in rows.items()}, costs)

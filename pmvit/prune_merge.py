@@ -25,11 +25,11 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
+from pmvit.config.planning import PRUNED as PRUNED
 from pmvit.config.planning import Reconstruct
 from pmvit.config.training import Learn
 from pmvit.wrapping import WrappedBlock
 
-PRUNED = -1  # the group of a token that is in no group
 Made = TypeVar("Made")
 
 
@@ -155,19 +155,17 @@ class TokenMatrices(nn.Module):
         num_prefix: How many tokens stand before these.
         reconstruct: `residual` or `pinv`.
         learn: `group` or `dense`.
-        device: Where the weights go.
-        dtype: The type of the weights.
     """
 
     merge_weights: nn.Parameter
     reconstruct_weights: nn.Parameter
     merge_columns: Tensor
     merge_offsets: Tensor
+    merge_shared: Tensor
     reconstruct_columns: Tensor
     reconstruct_offsets: Tensor
-    prefix_weights: Tensor
-    merge_shared: Tensor
     reconstruct_shared: Tensor
+    prefix_weights: Tensor
 
     def __init__(
         self,
@@ -177,51 +175,33 @@ class TokenMatrices(nn.Module):
         num_prefix: int = 0,
         reconstruct: Reconstruct = "residual",
         learn: Learn = "group",
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.num_prefix = num_prefix
-        self.num_groups = int(groups.max()) + 1
-        self.num_patches = groups.numel()
-        self.reconstruct = reconstruct
-        self.learn = learn
+        self.num_prefix, self.num_groups, self.num_patches = num_prefix, int(groups.max()) + 1, groups.numel()
+        self.reconstruct, self.learn = reconstruct, learn
         self._repeated = {name: LastMade[tuple[SparseRows, Tensor]]() for name in ("merge", "reconstruct")}
+        self._derive(prefix_weights=torch.ones(num_prefix))
 
-        all_groups = torch.cat([torch.arange(num_prefix), torch.where(groups == PRUNED, PRUNED, groups + num_prefix)])
-        rows = merge_rows(all_groups, num_prefix + self.num_groups)
-        back = reconstruct_rows(all_groups)
         is_member = groups != PRUNED
-        back_weights = pseudo_inverse(groups, weights, self.num_groups) if reconstruct == "pinv" else is_member.float()
-        if learn == "group":
-            merge_weights = weights[rows.columns[num_prefix:] - num_prefix]
-            reconstruct_weights = back_weights[is_member]
-        else:
-            patch_rows = merge_rows(groups, self.num_groups)
-            merge_weights = dense_matrix(patch_rows, weights[patch_rows.columns], self.num_patches)
-            reconstruct_weights = dense_matrix(reconstruct_rows(groups), back_weights[is_member], self.num_groups)
-        dtype = dtype or torch.get_default_dtype()
-        self.merge_weights = nn.Parameter(merge_weights.to(device, dtype))
-        self.reconstruct_weights = nn.Parameter(reconstruct_weights.to(device, dtype))
-        is_shared = torch.bincount(groups[is_member], minlength=self.num_groups) > 1
-        self._derive(
-            {
-                "merge_columns": rows.columns,
-                "merge_offsets": rows.offsets,
-                "reconstruct_columns": back.columns,
-                "reconstruct_offsets": back.offsets,
-                "merge_shared": is_shared[groups[rows.columns[num_prefix:] - num_prefix]],
-                "reconstruct_shared": is_shared[groups[is_member]],
-                "prefix_weights": torch.ones(num_prefix),
-            }
-        )
+        all_groups = torch.cat([torch.arange(num_prefix), torch.where(is_member, groups + num_prefix, PRUNED)])
+        rows, members = merge_rows(all_groups, num_prefix + self.num_groups), torch.nonzero(is_member).flatten()
+        self._hold("merge", rows, rows.columns[num_prefix:] - num_prefix, groups, weights)
+        inverse = pseudo_inverse(groups, weights, self.num_groups) if reconstruct == "pinv" else is_member.to(weights)
+        self._hold("reconstruct", reconstruct_rows(all_groups), members, groups, inverse)
+        if learn == "dense":
+            full = self.merge_matrix(), self.reconstruct_matrix()
+            self.merge_weights, self.reconstruct_weights = (nn.Parameter(matrix.detach()) for matrix in full)
 
-    def _derive(self, buffers: dict[str, Tensor | None]) -> None:
+    def _hold(self, name: str, rows: SparseRows, tokens: Tensor, groups: Tensor, weights: Tensor) -> None:
+        """Keep one of the two matrices, given the patch token that each of its entries is of."""
+        is_shared = torch.bincount(groups[tokens]) > 1
+        self.register_parameter(f"{name}_weights", nn.Parameter(weights[tokens]))
+        derived = {"columns": rows.columns, "offsets": rows.offsets, "shared": is_shared[groups[tokens]]}
+        self._derive(**{f"{name}_{kind}": buffer for kind, buffer in derived.items()})
+
+    def _derive(self, **buffers: Tensor | None) -> None:
         """Keep what is derived from the plan beside the weights; it is not saved with them."""
         for name, buffer in buffers.items():
-            if buffer is not None:
-                is_number = buffer.is_floating_point()
-                buffer = buffer.to(self.merge_weights.device, self.merge_weights.dtype if is_number else None)
             self.register_buffer(name, buffer, persistent=False)
 
     def extra_repr(self) -> str:
@@ -250,7 +230,7 @@ class TokenMatrices(nn.Module):
         return SparseRows(self.get_buffer(f"{name}_columns"), self.get_buffer(f"{name}_offsets"))
 
     def _dense(self, name: str, weights: Tensor, width: int) -> Tensor:
-        if self.learn == "dense":
+        if weights.dim() == 2:
             return weights
         columns, offsets = (index[self.num_prefix :] - self.num_prefix for index in self._rows(name))
         return dense_matrix(SparseRows(columns, offsets), weights, width)
@@ -291,7 +271,8 @@ def named_arguments(names: tuple[str, ...], positional: tuple[Any, ...], argumen
 class PruneMerge(TokenMatrices, WrappedBlock):
     """A transformer block that runs on merged tokens: N tokens in, m through the block, N out.
 
-    The block is held as it is and never changed; its M and R are those of `TokenMatrices`.
+    The block is held as it is and never changed; its M and R are those of `TokenMatrices`, where the block is and in
+    the type of its weights.
 
     Args:
         block: The block to wrap: called with tokens of shape (batch, tokens, width), it returns the same shape, or a
@@ -302,11 +283,7 @@ class PruneMerge(TokenMatrices, WrappedBlock):
         attention_bias: Add the logarithm of each group's size to its attention scores.
         arguments_at_centres: Reduces the other arguments of a block call (rotary embedding, masks) to the group
             centres. It gets this module and the call's keyword arguments and returns those for the block.
-        num_prefix: As in `TokenMatrices`, like all that follow; the block stays where it is and keeps its type.
-        reconstruct: `residual` or `pinv`.
-        learn: `group` or `dense`.
-        device: Where the weights go.
-        dtype: The type of the weights.
+        num_prefix: As in `TokenMatrices`, like `reconstruct` and `learn`.
     """
 
     centres: Tensor
@@ -326,25 +303,21 @@ class PruneMerge(TokenMatrices, WrappedBlock):
         num_prefix: int = 0,
         reconstruct: Reconstruct = "residual",
         learn: Learn = "group",
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            groups, weights, num_prefix=num_prefix, reconstruct=reconstruct, learn=learn, device=device, dtype=dtype
-        )
-        self.block = block
+        super().__init__(groups, weights, num_prefix=num_prefix, reconstruct=reconstruct, learn=learn)
         self.arguments_at_centres = arguments_at_centres
         self.argument_names = argument_names(block)
-        prefix = torch.arange(self.num_prefix)
+        prefix = torch.arange(num_prefix)
         sizes = torch.cat([torch.ones_like(prefix), torch.bincount(groups[groups != PRUNED])])
         self._derive(
-            {
-                "centres": torch.cat([prefix, centres + self.num_prefix]),
-                "patch_centres": centres,
-                "token_mask": torch.cat([torch.ones(self.num_prefix), (groups != PRUNED).float()]),
-                "log_sizes": sizes.float().log() if attention_bias else None,
-            }
+            centres=torch.cat([prefix, centres + num_prefix]),
+            patch_centres=centres,
+            token_mask=torch.cat([torch.ones(num_prefix), (groups != PRUNED).float()]),
+            log_sizes=sizes.float().log() if attention_bias else None,
         )
+        self.to(next(block.parameters(), self.merge_weights))
+        self.training = block.training
+        self.block = block
 
     def forward(self, tokens: Tensor, *positional: Any, **arguments: Any) -> Any:
         shape = tokens.shape

@@ -1,11 +1,15 @@
 """What a compressed model is made of: blocks that hold the model's own, and one record of what was done."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from inspect import isdatadescriptor
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+
+Tuned = Literal["calibrated", "fine-tuned"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,40 @@ class Original:
     saved: tuple[str, ...] = ()
 
 
+class HostChange(NamedTuple):
+    """One attribute of a host's module, or another object, that was changed, and what it was before."""
+
+    module: Any
+    attribute: str
+    original: Any
+    is_own: bool  # not one of its class, which comes back when that of the object is gone
+
+    @classmethod
+    def make(cls, module: Any, attribute: str, value: Any) -> "HostChange":
+        """Change an attribute, and remember it."""
+        of_class = getattr(type(module), attribute, None)
+        is_own = of_class is None or isdatadescriptor(of_class) or attribute in vars(module)
+        change = cls(module, attribute, getattr(module, attribute), is_own)
+        setattr(module, attribute, value)
+        return change
+
+    def undo(self) -> None:
+        """Make the attribute again what it was."""
+        if self.is_own:
+            setattr(self.module, self.attribute, self.original)
+        else:
+            delattr(self.module, self.attribute)
+
+
+def take_off(model: nn.Module, changes: Sequence[HostChange]) -> None:
+    """Undo what was changed, and unwrap the blocks: the model is made of the very objects it was made of before."""
+    for change in reversed(changes):
+        change.undo()
+    for name, module in list(model.named_modules()):
+        if isinstance(module, WrappedBlock):
+            model.set_submodule(name, module.block)
+
+
 @dataclass(frozen=True)
 class Compression:
     """What was done to a model; `compress` leaves it on the model as `model.compression`.
@@ -80,14 +118,16 @@ class Compression:
     Attributes:
         what: The plan or the method.
         learn: What fine-tuning may change of the matrices of a plan.
-        changes: Attributes of host modules that were changed: the module, the name, and what it was before.
+        changes: Attributes of host modules that were changed.
         original: The model as it was.
+        tuned: What its weights have learned from since, in order: `calibrated`, `fine-tuned`.
     """
 
     what: Recipe
     learn: Literal["group", "dense"]
-    changes: tuple[tuple[nn.Module, str, Any], ...]
+    changes: tuple[HostChange, ...]
     original: Original
+    tuned: tuple[Tuned, ...] = ()
 
 
 def compression_of(model: nn.Module) -> Compression | None:

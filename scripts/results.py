@@ -2,8 +2,8 @@
 
     python -m scripts.results
 
-Nothing on that page is typed by hand. A new page needs one line in `ORDER`, which gives it a place and a title; until
-it has one, it stands at the end.
+makes the tables of the README, too. Nothing there is typed by hand. A new page needs one line in `ORDER`, which gives
+it a place and a title; until it has one, it stands at the end.
 """
 
 import re
@@ -13,6 +13,7 @@ from posixpath import normpath
 
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
+from scripts import readme
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/results.md"
@@ -128,4 +129,5 @@ def _lines(text: str, path: str, there: list[str]) -> Iterator[str]:
 
 if __name__ == "__main__":
     write_text(PAGE, collect())
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    write_text(readme.PAGE, readme.filled(readme.PAGE.read_text(encoding="utf-8")))
+    print(f"wrote {PAGE.relative_to(ROOT)}, and the tables of {readme.PAGE.relative_to(ROOT)}")

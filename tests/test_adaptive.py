@@ -1,6 +1,9 @@
 """Adaptive plans: the step against its definition, and what a model with one must keep true."""
 
+import copy
+import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +19,15 @@ from pmvit.adaptive import AdaptiveBlock, MergeStep, choose, merge_chosen, place
 from pmvit.config import MetricConfig
 from pmvit.errors import PmvitError
 from pmvit.measuring import TokenMetric
-from pmvit.measuring.flops import flops
-from pmvit.planning import AdaptivePlan
+from pmvit.measuring.flops import flops, model_cost
+from pmvit.planning.adaptive import AdaptivePlan
 from tests.helpers import small_vit
 
 
 def metric_of(model: nn.Module, **options: Any) -> TokenMetric:
     torch.manual_seed(0)
     images = [torch.randn(4, 3, 64, 64)]
-    found: TokenMetric = pmvit.measure(
-        model, images, method="adaptive", numbers=16, isolation=8, progress=False, **options
-    )
+    found: TokenMetric = pmvit.measure(model, images, method="adaptive", rank=16, progress=False, **options)
     return found
 
 
@@ -59,12 +60,10 @@ def merge_by_definition(tokens: Tensor, sizes: Tensor, choice: Any, image: int) 
 @settings(max_examples=30, deadline=None)
 def test_a_round_does_what_its_definition_says(count: int, data: st.DataObject) -> None:
     r = data.draw(st.integers(1, count - count // 2))
-    isolation = data.draw(st.sampled_from([0, 3]))
     generator = torch.Generator().manual_seed(count * 100 + r)
     tokens = torch.randn(2, count, 5, generator=generator, dtype=torch.float64)
     sizes = torch.randint(1, 5, (2, count, 1), generator=generator).double()
-    never = torch.full((count,), torch.inf, dtype=torch.float64).diag().nan_to_num(0.0, torch.inf)
-    choice = choose(tokens, sizes, count, r, isolation, never, torch.ones(count))
+    choice = choose(tokens, sizes, count, r)
     merged, new_sizes = merge_chosen(tokens, sizes, choice, 0, torch.arange(count // 2)[:, None])
     for image in range(2):
         everyone = torch.cat([choice.stays[image], choice.joins[image], choice.others[image]])
@@ -81,7 +80,7 @@ def test_a_round_does_what_its_definition_says(count: int, data: st.DataObject) 
         assert cheapest.values[:r].max() <= cheapest.values[r:].min() if r < len(first) else True
     assert torch.equal(new_sizes.sum(1), sizes.sum(1))
     # Every token finds its group.
-    places = places_after(choice)
+    places = places_after(choice, 0)
     assert torch.equal(places.gather(1, choice.stays), torch.arange(choice.stays.shape[1]).expand(2, -1))
     assert torch.equal(places.gather(1, choice.joins), choice.into + choice.stays.shape[1])
 
@@ -193,6 +192,30 @@ def test_passes_are_exact(model: Any, metric: TokenMetric, target: Any, tokens: 
             assert torch.allclose(fast.forward_features(images), small.forward_features(images), atol=1e-4)
 
 
+def test_the_last_mlp_runs_on_what_is_read(model: Any, metric: TokenMetric) -> None:
+    """Of the patches it gets the mean; the class token has what it would have."""
+    small: Any = pmvit.compress(model, AdaptivePlan((0, 5, 3, 0), metric))
+    whole: Any = copy.deepcopy(small)
+    last = whole.blocks[-1].block
+    last.norm2, last.mlp = last.norm2.norm, last.mlp.mlp
+    images, seen = torch.randn(3, 3, 64, 64), []
+    small.blocks[-1].block.mlp.mlp.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
+    with torch.inference_mode():
+        assert torch.allclose(small(images), whole(images), atol=1e-5)
+    assert seen == [2]
+    pooled = timm.create_model("vit_tiny_patch16_224", global_pool="avg", img_size=64, depth=2, num_classes=3)
+    assert not metric_of(pooled).spares_last_mlp
+
+
+def test_tokens_are_compared_in_float32(metric: TokenMetric) -> None:
+    """Where tokens are far from 0, half precision could not tell their distances apart."""
+    tokens = (torch.randn(2, 17, 48) + 50).half()
+    step = MergeStep(metric.projections[1].half().float(), 16, 6, 1)
+    expected = step(tokens.float(), None)[2][0]
+    found = step.half()(tokens, None)[2][0]
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 def test_graphs_are_whole(model: Any, metric: TokenMetric) -> None:
     small = pmvit.compress(model, AdaptivePlan((0, 5, 3, 0), metric)).eval()
     images = torch.randn(3, 3, 64, 64)
@@ -224,11 +247,28 @@ def test_metrics_and_plans_are_files(metric: TokenMetric, tmp_path: Path) -> Non
     metric.save(tmp_path / "metric.safetensors")
     again = TokenMetric.load(tmp_path / "metric.safetensors")
     assert torch.equal(again.projections, metric.projections)
-    assert (again.schedules, again.cost, again.config) == (metric.schedules, metric.cost, metric.config)
+    assert (again.cost, again.config) == (metric.cost, metric.config)
     plan = pmvit.plan(again, flops_share=0.7)
     plan.save(tmp_path / "plan.safetensors")
     assert AdaptivePlan.load(tmp_path / "plan.safetensors").merges == plan.merges
     assert str(plan.merges[1] or "-") in str(plan)
+
+
+def test_metrics_of_the_first_version_are_read(metric: TokenMetric) -> None:
+    """They counted the last MLP on all groups, had schedules, and called the rank otherwise."""
+    document = json.loads(metric.to_json())
+    document.pop("spares_last_mlp")
+    config = document["config"]
+    config |= {"numbers": config.pop("rank"), "trial_images": 512, "isolation": 0}
+    document |= {"version": 1, "skip": [], "schedules": [[0.6, [0, 5, 3, 0], 0.1]]}
+    old = TokenMetric.from_json(json.dumps(document), metric.projections)
+    assert old.config == metric.config
+    config["isolation"] = 8
+    with pytest.raises(PmvitError, match="measure it again"):
+        TokenMetric.from_json(json.dumps(document), metric.projections)
+    merges = (0, 5, 3, 0)
+    spared = 7 * metric.cost.blocks[-1].mlp // 17  # of 16 patches, 8 are left, and now one
+    assert old.macs(merges) - metric.macs(merges) == spared
 
 
 @pytest.mark.parametrize("budget", [{"keep": 0.6}, {"flops_share": 0.7}, {"keep": 0.3}])
@@ -236,11 +276,23 @@ def test_metrics_and_plans_are_files(metric: TokenMetric, tmp_path: Path) -> Non
 def test_budgets_are_kept(metric: TokenMetric, budget: dict[str, float], multiple_of: int) -> None:
     plan = pmvit.plan(metric, multiple_of=multiple_of, **budget)  # type: ignore[call-overload]
     if "keep" in budget:
-        assert budget["keep"] - 0.15 < plan.keep <= budget["keep"]
+        assert budget["keep"] - 0.2 < plan.keep <= budget["keep"]
     else:
         assert metric.macs(plan.merges) <= budget["flops_share"] * metric.cost.macs
     changed = [tokens + 1 for tokens, r in zip(plan.tokens, plan.merges, strict=True) if r]
     assert all(tokens % multiple_of == 0 for tokens in changed)
+
+
+@pytest.mark.parametrize("share", [0.79, 0.68, 0.58, 0.5, 0.3])
+def test_budgets_are_used(share: float, metric: TokenMetric) -> None:
+    """A merge less would cost too much: counts of a span differ by one, where equal ones would leave some unused."""
+    cost = model_cost(timm.create_model("vit_tiny_patch16_224"))
+    large = replace(metric, grid=(14, 14), cost=cost, projections=torch.zeros(12, 192, 64))
+    budget = cost.outside + share * (cost.macs - cost.outside)
+    plan = pmvit.plan(large, gflops=budget / 1e9)
+    counts = [r for r in plan.merges if r]
+    assert 0.997 * budget < large.macs(plan.merges) <= budget
+    assert max(counts) - min(counts) <= 1
 
 
 def test_what_does_not_fit_is_one_line(model: Any, metric: TokenMetric) -> None:
@@ -256,6 +308,8 @@ def test_what_does_not_fit_is_one_line(model: Any, metric: TokenMetric) -> None:
         AdaptivePlan((0, 8), metric)
     with pytest.raises(PmvitError, match="leaves a token"):
         pmvit.plan(metric, keep=0.01)
+    with pytest.raises(PmvitError, match="skip: expected blocks from -4 to 3, got 4"):
+        pmvit.plan(metric, keep=0.5, skip=(4,))
     with pytest.raises(PmvitError, match="makes plans from merge costs"):
         pmvit.plan(metric, keep=0.5, method="measured")
     broken = metric.projections.clone()
@@ -265,11 +319,11 @@ def test_what_does_not_fit_is_one_line(model: Any, metric: TokenMetric) -> None:
 
 
 def test_the_metric_is_the_second_moment_of_gradients(model: Any) -> None:
-    from pmvit.measuring.cost_run import probe
+    from pmvit.measuring.probe import probe
 
     torch.manual_seed(0)
     images = torch.randn(4, 3, 64, 64)
-    metric = pmvit.measure(model, [images], method="adaptive", numbers=48, isolation=8, progress=False)
+    metric = pmvit.measure(model, [images], method="adaptive", rank=48, progress=False)
     tokens: list[Tensor] = []
     handle = model.blocks[2].register_forward_pre_hook(lambda _, arguments: tokens.append(arguments[0]))
     logits = model(images)
@@ -282,7 +336,7 @@ def test_the_metric_is_the_second_moment_of_gradients(model: Any) -> None:
 
 
 def test_steps_that_merge_in_rounds_are_steps(metric: TokenMetric) -> None:
-    step = MergeStep(metric.projections[1], 16, 12, 1, 8)
+    step = MergeStep(metric.projections[1], 16, 12, 1)
     tokens, sizes, choices = step(torch.randn(2, 17, 48), None)
     assert tokens.shape == (2, 5, 48)
     assert len(choices) == 2

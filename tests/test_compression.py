@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ import pmvit
 from pmvit.compression import compression_of
 from pmvit.config.planning import Reconstruct
 from pmvit.config.training import Learn
+from pmvit.errors import PmvitWarning
 from pmvit.hosts import TimmViT
 from pmvit.loading import create_model, read_weights
+from pmvit.planning.planner import read_plan
 from pmvit.prune_merge import PruneMerge
+from pmvit.wrapping import fingerprint
 from tests.helpers import small_vit
 
 from timm.models.vision_transformer import VisionTransformer  # isort: skip
@@ -34,6 +38,35 @@ def logits(model: nn.Module) -> torch.Tensor:
     with torch.inference_mode():
         result: torch.Tensor = model(IMAGES)
     return result
+
+
+def test_a_plan_of_another_model_is_named_beside_this_one(small_model: nn.Module, tmp_path: Path) -> None:
+    other = small_vit(num_classes=5)
+    choices: tuple[dict[str, Any], ...] = ({"method": "scored", "loss": "predicted"}, {}, {"rank": 8})
+    for number, options in enumerate(choices):
+        measured = pmvit.measure(other, [IMAGES], progress=False, **options)
+        made = pmvit.plan(measured, keep=0.6)
+        path = tmp_path / ("plan.safetensors" if "rank" in options else "plan.json")
+        made.save(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            small = pmvit.compress(other, read_plan(path))
+        with pytest.warns(PmvitWarning) as said:
+            pmvit.compress(small_model, read_plan(path))
+        assert all(fingerprint(each) in str(said[0].message) for each in (other, small_model))
+        pmvit.save(small, tmp_path / f"{number}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pmvit.load(tmp_path / f"{number}")
+
+
+def test_no_warning_after_calibration_of_the_same_run(small_model: nn.Module, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PmvitWarning)
+        metric = pmvit.measure(small_model, [IMAGES], method="adaptive", rank=8, progress=False)
+        small = pmvit.compress(small_model, pmvit.plan(metric, keep=0.7))
+        pmvit.calibrate(small, [IMAGES], output=tmp_path / "out", distill=False, progress=False)
+        pmvit.set_budget(pmvit.load(tmp_path / "out"), keep=0.5)
 
 
 def test_the_given_model_is_untouched(small_model: VisionTransformer, plan: pmvit.Plan) -> None:
@@ -202,7 +235,7 @@ def test_nothing_but_these_files_is_left(small_model: nn.Module, plan: pmvit.Pla
         ("config.json", lambda data: data.replace(b'"version": 2', b'"version": 9'), "expected version 2"),
         ("config.json", lambda data: data.replace(b'"host"', b'"guest"'), "the field 'host' is missing"),
         ("config.json", lambda data: data.replace(b"timm-vit", b"timm-swin"), "config.json is not what was saved"),
-        ("config.json", lambda data: b"\xff\xfe\x00", "expected text"),
+        ("config.json", lambda data: b"\xff\xfe\x00", "cannot be read"),
         ("config.json", None, "has no config.json"),
         ("model.safetensors", None, "it is missing"),
     ],
@@ -240,7 +273,7 @@ def test_a_single_file_that_was_changed_is_refused(small_model: nn.Module, plan:
         ({"architecture": "hf-hub:somebody/something"}, "expected one of timm's architectures"),
         ({"arguments": "depth"}, "expected arguments that describe"),
         ({"arguments": {"checkpoint_path": "evil.pth"}}, "expected arguments that describe"),
-        ({"arguments": {"colour": "blue"}}, "timm cannot make vit_tiny_patch16_224"),
+        ({"arguments": {"colour": "blue"}}, "expected arguments that describe the architecture, got 'colour'"),
         ({"data": {}}, "the field 'crop_mode' is missing"),
     ],
 )
@@ -248,8 +281,8 @@ def test_descriptions_are_checked_before_they_are_built(description: dict[str, o
     data = {
         "input_size": [3, 9, 9],
         "interpolation": "bicubic",
-        "mean": [0],
-        "std": [1],
+        "mean": [0, 0, 0],
+        "std": [1, 1, 1],
         "crop_pct": 1,
         "crop_mode": "center",
     }

@@ -24,10 +24,12 @@ CONFIGS = [
     config.PlanConfig,
     config.FinetuneConfig,
     config.InferenceConfig,
+    config.SpeedConfig,
 ]
 KEYWORDS: dict[Any, tuple[Any, list[type]]] = {
     pmvit.measure: (config.MeasureOptions, [config.ScoreConfig, config.MergeCostConfig, config.MetricConfig]),
-    pmvit.plan: (config.PlanOptions, [config.PlanConfig]),
+    pmvit.plan: (config.TargetOptions, [config.PlanConfig, config.SpeedConfig]),
+    pmvit.curve: (config.SpeedOptions, [config.SpeedConfig]),
     pmvit.optimize_for_inference: (config.InferenceOptions, [config.InferenceConfig]),
     pmvit.finetune: (config.FinetuneOptions, [config.FinetuneConfig]),
     pmvit.calibrate: (config.FinetuneOptions, [config.FinetuneConfig]),
@@ -94,7 +96,7 @@ def test_a_type_checker_knows_the_keywords(tmp_path: Path) -> None:
 
 
 def test_the_front_door_is_small_and_opens_every_room() -> None:
-    assert len(pmvit.__all__) <= 26
+    assert len(pmvit.__all__) <= 27
     for name in pmvit.__all__:
         assert getattr(pmvit, name).__name__ == name
         assert name in dir(pmvit)
@@ -142,3 +144,11 @@ def test_what_is_named_without_loading_it_is_there() -> None:
     assert set(get_args(Preset)) == set(config.PRESETS)
     decoders = next(field.type for field in fields(options.ModelOptions) if field.name == "decoder")
     assert config.choices(decoders) == get_args(DecoderKind)
+
+
+def test_help_shows_the_defaults_that_a_verb_has() -> None:
+    """`calibrate` has others than `finetune`."""
+    own = inspect.signature(pmvit.calibrate).parameters
+    expected = vars(config.FinetuneConfig.preset("calibrate"))
+    assert {name: own[name].default for name in expected} == expected
+    assert own["batch_size"].default != inspect.signature(pmvit.finetune).parameters["batch_size"].default == 256

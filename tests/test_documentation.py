@@ -14,7 +14,7 @@ import pytest
 import pmvit
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.hosts import host as hosts
-from scripts import drawings, results
+from scripts import drawings, readme, results
 
 ROOT = Path(__file__).parents[1]
 
@@ -138,6 +138,20 @@ def test_every_public_name_is_on_the_api_page() -> None:
 
 def test_the_results_are_those_of_experiments_and_benchmarks() -> None:
     assert results.PAGE.read_text(encoding="utf-8") == results.collect(), "run python -m scripts.results"
+
+
+def test_the_readme_quotes_what_was_measured_with_tome_at_every_budget() -> None:
+    text = readme.PAGE.read_text(encoding="utf-8")
+    assert text == readme.filled(text), "run python -m scripts.results"
+    quality, speed = text.partition(readme.START)[2].partition(readme.END)[0].strip().split("\n\n")
+    for table, name in ((quality, "ours"), (speed, "ours")):
+        titles, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+        ours, theirs = titles.index(name), titles.index("ToMe")
+        for row in rows:
+            counted = [len(re.findall(r"\d+\.\d+", row[column])) for column in (ours, theirs)]
+            assert counted[0] == counted[1] > 0
+    named = set(re.findall(r"--(keep|gflops|flops-share)\b|\b(keep|gflops|flops_share)=", text))
+    assert {word for pair in named for word in pair if word} == {"gflops"}  # in commands as in the tables
 
 
 def test_a_new_result_is_collected_with_its_command_commit_and_pictures(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.config.training import Learn
 from pmvit.merged_mlp import MergedNorm, SpreadMlp
-from pmvit.planning import LayerPlan, Plan, predicted_macs
+from pmvit.planning import LayerPlan, Plan
+from pmvit.planning.budget import predicted_macs
 from pmvit.prune_merge import TokenMatrices
 from pmvit.training.learner import matrix_parameters, set_learnable
 from tests.helpers import small_vit
@@ -45,6 +46,7 @@ def matrices_of(model: nn.Module, norm: str) -> TokenMatrices:
     """M and R of the MLP behind this norm."""
     module = model.get_submodule(norm)
     assert isinstance(module, MergedNorm)
+    assert isinstance(module.matrices, TokenMatrices)
     return module.matrices
 
 

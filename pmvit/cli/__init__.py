@@ -10,9 +10,9 @@ import typer
 
 from pmvit import __version__
 from pmvit.cli.compression import compress, info, measure, plan
-from pmvit.cli.deployment import benchmark, compare, export
+from pmvit.cli.deployment import benchmark, compare, curve, export
 from pmvit.cli.inspection import demo, evaluate, report, segment, serve, visualize
-from pmvit.cli.screen import fail
+from pmvit.cli.screen import console, fail
 from pmvit.cli.training import calibrate, finetune, run
 from pmvit.errors import PmvitError
 
@@ -20,7 +20,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer()
 for verb in (  # in the order of work
-    *(measure, plan, compress, calibrate, finetune, run, evaluate, segment, compare),
+    *(measure, plan, compress, calibrate, finetune, run, evaluate, segment, compare, curve),
     *(export, benchmark, report, visualize, serve, info, demo),
 ):
     app.command()(verb)
@@ -34,12 +34,14 @@ def main() -> None:
     """
     signal.signal(signal.SIGTERM, _end)
     try:
-        _command_line()(prog_name="pmvit")
+        with console.shows_warnings():
+            _command_line()(prog_name="pmvit")
     except PmvitError as error:
         fail(str(error), code=128 + getattr(error, "signal_number", -127))
     except Exception as error:
         if os.environ.get("PMVIT_DEBUG"):
             raise
+        _fail_beside_others()
         fail(_said(error))
 
 
@@ -78,7 +80,17 @@ def _pmvit(
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
     """End as an error would: what is half-written is taken away."""
+    _fail_beside_others(patience=0.5, code=128 + number)
     sys.exit(128 + number)
+
+
+def _fail_beside_others(patience: float = 3.0, code: int = 1) -> None:
+    """Where a process ended that others work with, launchers end these, too: say which it was."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "pmvit._system" in sys.modules:
+        from pmvit._system import lost_processes
+
+        if (lost := lost_processes(patience)) is not None:
+            fail(f"{lost}. Launch the same command again, `finetune` with --resume: it goes on where it was", code)
 
 
 def _said(error: Exception) -> str:

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
+from pmvit.config.inference import RuntimeName
+
 SWIN, VIT = "swin_transformer", "vision_transformer"
 FILES = {  # of each library's models, those with architectures to offer
     "timm": (VIT, "deit", f"{VIT}_hybrid", f"{VIT}_relpos", "beit", "eva", SWIN, f"{SWIN}_v2"),
@@ -18,7 +20,7 @@ MethodName = Literal[
 ]  # fmt: skip
 Runtime = Literal["onnx", "openvino", "torch-export", "aot-inductor", "torchscript", "executorch", "litert"]
 METHODS = get_args(MethodName)[4:]  # not ours
-BENCHMARKED = ("eager", "compile", "onnxruntime", *get_args(Runtime)[1:])
+BENCHMARKED = get_args(RuntimeName)
 VARIANTS = ("original", "original-optimized", "compressed", "optimized", "bound", "direct", "tome")
 Completer = Callable[[str], list[str]]
 

@@ -1,5 +1,7 @@
 """From a model to a compressed one: `measure`, `plan`, `compress`; and `info`, to look at it."""
 
+import shutil
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -10,17 +12,18 @@ from pmvit.cli import common
 from pmvit.cli import options as opt
 from pmvit.cli.completion import METHODS, MethodName
 from pmvit.cli.screen import console
-from pmvit.config import PlanConfig, PlanOptions
+from pmvit.config import PlanConfig, PlanOptions, SpeedConfig
 from pmvit.config.measuring import Method
+from pmvit.config.planning import MEASURED_BUDGETS
 from pmvit.errors import PmvitError
-from pmvit.saving.commands import remember_command, this_command
+from pmvit.saving.commands import this_command
 
 if TYPE_CHECKING:
     from torch import nn
 
     from pmvit.measuring.flops import Flops
     from pmvit.methods import Method as Other
-    from pmvit.planning import AnyPlan
+    from pmvit.planning.planner import AnyPlan
     from pmvit.saving.card import CardDetails
 
 SHARED = ("keep", "gflops", "skip")  # options of a plan that another method may have, too
@@ -62,7 +65,7 @@ def measure(
 def plan(
     measured: Annotated[Path, typer.Argument(help="What `pmvit measure` wrote.")],
     output: opt.Output,
-    planning: Annotated[PlanOptions, opt.Fields(PlanConfig, but=("speedup",))],
+    planning: Annotated[PlanOptions, opt.Fields(PlanConfig, but=MEASURED_BUDGETS)],
     method: opt.PlanMethod = None,
 ) -> dict[str, Any]:
     """Decide how many tokens merge before each block, or which are kept, merged and pruned; write the plan, draw it."""
@@ -71,7 +74,7 @@ def plan(
     from pmvit.planning.drawing import table
 
     planning["method"] = method
-    made = pmvit.plan(read_measured(measured), **planning)
+    made: AnyPlan = pmvit.plan(read_measured(measured), **planning)
     made.save(output)
     console.print(table(made))
     if isinstance(made, pmvit.Plan):
@@ -86,37 +89,43 @@ def compress(
     output: opt.Output,
     planning: opt.Planning,
     measuring: opt.Measuring,
+    speed: opt.Speed,
     making: opt.Making,
     reading: opt.Reading,
     data: opt.MaybeData = None,
+    val: opt.Validation = None,
     measured: Annotated[Path | None, typer.Option(help="What `pmvit measure` wrote, instead of --data.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan made before, instead of --data.")] = None,
     method: AnyMethod = None,
     r: Strength = None,
     method_arg: MethodArguments = None,
     learn: opt.Learning = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a fine-tuned model, and its run with it.")] = False,
     device: opt.Device = "cpu",
 ) -> dict[str, Any] | None:
     """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
     By default, what merges change in the predictions is measured. --method adaptive makes a plan that says how many
     tokens merge and lets every image choose which. Where attention stays inside windows, and with options that only
-    scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --method tome, evit, tofu, ...
+    scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --speedup is for a --runtime and --batch,
+    --max-drop for the images of --val: plans are tried until one fits. --method tome, evit, tofu, ...
     (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
     from pmvit import methods
     from pmvit.compression import record_source
-    from pmvit.loading import open_loader
+    from pmvit.data.opening import open_loader
+    from pmvit.locks import only_writer
     from pmvit.measuring import measure_config, read_measured
-    from pmvit.pipeline import measured_file
-    from pmvit.planning import plan_by, read_plan
+    from pmvit.pipeline import measured_file, run_files
+    from pmvit.planning.planner import read_plan
     from pmvit.saving.models import check_output, check_savable
+    from pmvit.tradeoff import check_speed, plan_for
 
-    config = None
+    config = where = None
     if method is not None and method in METHODS:
         ours = {name: value for name, value in planning.items() if name not in SHARED}
-        ours |= {**measuring, "measured": measured, "plan": plan, "learn": learn}
+        ours |= {**measuring, **speed, "measured": measured, "plan": plan, "learn": learn, "val": val}
         opt.refuse(f"for Prune and Merge alone; got it beside --method {method}", ours)
         if data is None:
             opt.refuse("nothing is read without --data", reading)
@@ -127,41 +136,50 @@ def compress(
         if [data, measured, plan].count(None) != 2:
             raise PmvitError("expected one of --data, --measured and --plan, or --method tome and the like")
         if data is None:
-            opt.refuse("nothing is measured without --data", measuring, reading)
+            opt.refuse("nothing is measured without --data", measuring, {} if val else reading)
         if plan is not None:
-            opt.refuse("--plan says what to keep already", planning, {"method": method})
+            opt.refuse("--plan says what to keep already", planning, speed, {"method": method, "val": val})
         else:
             planning["method"] = cast("Method | None", method)
             config = PlanConfig.of(**planning)
+            where = check_speed(config, SpeedConfig(**speed) if speed else None)
+            data, val = common.judged_on(data, val, config.max_drop)
     check_output(output)
+    tuned = run_files(output) if output.is_dir() else []
+    if tuned and not force:
+        raise PmvitError(f"{output} holds a trained model and its run: choose another folder, or --force")
     device, is_main = common.join_processes(device)
-    network = common.open_model(model, making, device)
-    arguments = common.pairs("--model-arg", making.get("model_arg"))
-    check_savable(network, arguments)  # better found out now than after the images were measured
-    if config is not None and data is not None:
-        how = measure_config(network, planning["method"] or config.measurement, measuring)
-        measured = measured_file(output, how)
-        common.measured_on(data, how, network, measured, reading)
-    if not is_main:
-        return None
-    what: AnyPlan | Other
-    if config is not None and measured is not None:
-        found = read_measured(measured)
-        found.save(measured_file(output, found.config))
-        what = plan_by(config, found, common.meter(network))
-    elif plan is not None:
-        what = read_plan(plan)
-    else:
-        how_read = asdict(opt.ReadingOptions(**reading))
-        images = None if data is None else open_loader(network, data, **how_read)
-        what = _method(network, method or "", planning, r, method_arg, images)
-    small = pmvit.compress(network, what, learn=learn or "group")
-    record_source(small, **common.source_of(model, making))
-    pmvit.save(small, output, arguments=arguments, card=_card(network, model, making))
-    remember_command(output, after=Path(model))
-    described = _describe(what, pmvit.flops(network), pmvit.flops(small))
-    console.print(f"compressed model: {output}")
-    return {"model": output, **described}
+    is_folder = output.suffix != ".safetensors"
+    with only_writer(output) if is_main and is_folder else nullcontext():
+        network = common.open_model(model, making, device)
+        arguments = common.pairs("--model-arg", making.get("model_arg"))
+        check_savable(network, arguments)  # better found out now than after the images were measured
+        if config is not None and data is not None:
+            how = measure_config(network, planning["method"] or config.measurement, measuring)
+            measured = measured_file(output, how)
+            common.measured_on(data, how, network, measured, reading)
+        if not is_main:
+            return None
+        what: AnyPlan | Other
+        if config is not None and measured is not None:
+            found = read_measured(measured)
+            found.save(measured_file(output, found.config))
+            shown = None if val is None else common.open_images(network, val, reading, None)
+            what = plan_for(config, found, model=network, data=shown, speed=where)
+        elif plan is not None:
+            what = read_plan(plan)
+        else:
+            how_read = asdict(opt.ReadingOptions(**reading))
+            images = None if data is None else open_loader(network, data, **how_read)
+            what = _method(network, method or "", planning, r, method_arg, images)
+        small = pmvit.compress(network, what, learn=learn or "group")
+        record_source(small, **common.source_of(model, making))
+        for path in tuned:  # or the folder would tell of a run that its model is not from
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        pmvit.save(small, output, arguments=arguments, card=_card(network, model, making))
+        described = _describe(what, pmvit.flops(network), pmvit.flops(small))
+        console.print(f"compressed model: {output}")
+        return {"model": output, **described}
 
 
 def _method(
@@ -222,6 +240,7 @@ def info(
 def _describe(what: "AnyPlan | Other", before: "Flops", after: "Flops") -> dict[str, Any]:
     """Print what a plan or another method does to a model, and what that costs before and after; the same as data."""
     from pmvit.methods import Method as Other
+    from pmvit.planning.budget import REACHED, reached_text
     from pmvit.planning.drawing import table
 
     counts = (f"{count / 1e6:.3f} M" for count in (before.parameters, after.parameters))
@@ -230,8 +249,10 @@ def _describe(what: "AnyPlan | Other", before: "Flops", after: "Flops") -> dict[
         ("parameters", *counts, f"{after.parameters / before.parameters - 1:+.2%}"),
     ]
     if not isinstance(what, Other):
-        told: dict[str, Any] = {"blocks": what.blocks}
+        told: dict[str, Any] = {"blocks": what.blocks, "reached": what.made_by.get(REACHED)}
         console.print(table(what))
+        if (reached := reached_text(what.made_by)) is not None:
+            console.print(reached)
         share = f"{after.module_macs / after.macs:.2%} of the total"
         rows.append(("merge + reconstruct", "-", f"{after.module_macs / 1e6:.2f} MFLOPs", share))
     else:

@@ -1,23 +1,28 @@
-"""Which model to take, and to where it runs: `compare`, `export`, `benchmark`."""
+"""Which model to take, and to where it runs: `compare`, `curve`, `export`, `benchmark`."""
 
 import json
-from dataclasses import asdict
+import warnings
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pmvit.cli import options as opt
-from pmvit.cli.common import measured_on, open_images, open_model
+from pmvit.cli.common import measured_on, open_images, open_model, split_folders
 from pmvit.cli.completion import BENCHMARKED, METHODS, VARIANTS, Runtime, some_of
 from pmvit.cli.screen import console
-from pmvit.config import MergeCostConfig, ScoreConfig
+from pmvit.config import MergeCostConfig, MetricConfig, PlanConfig, PlanOptions, ScoreConfig
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from pmvit.measuring import Measured
     from pmvit.numbers.tables import Results
 
 AGAINST, EAGER = "original,compressed,optimized,bound", "eager"
+OURS = ("prune-merge", "measured", "adaptive")
 
 
 @opt.verb
@@ -31,15 +36,16 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="With commas: names as for compress --method; prune-merge, measured; magnitude-pruning, "
+            help="With commas: names as for compress --method; prune-merge, measured, adaptive; magnitude-pruning, "
             "taylor-pruning (torch-pruning); or all untrained.",
-            autocompletion=some_of("all", "prune-merge", "measured", "magnitude-pruning", "taylor-pruning", *METHODS),
+            autocompletion=some_of("all", *OURS, "magnitude-pruning", "taylor-pruning", *METHODS),
         ),
     ] = "all",
     scores: Annotated[Path | None, typer.Option(help="Scores for prune-merge, made before.")] = None,
     merge_costs: Annotated[Path | None, typer.Option(help="Merge costs for measured, made before.")] = None,
+    metric: Annotated[Path | None, typer.Option(help="A metric for adaptive, made before.")] = None,
     measure_data: Annotated[
-        str | None, typer.Option(help="Images to measure scores and merge costs on; for ps-vit and taylor-pruning.")
+        str | None, typer.Option(help="Images to measure on what our plans are made from; for ps-vit, taylor-pruning.")
     ] = None,
     given_models: Annotated[
         list[Path] | None, typer.Option("--with", help="A saved model to compare too, as a tuned one; repeatable.")
@@ -63,8 +69,10 @@ def compare(
     Accuracy is measured on the device, speed on the CPU.
     """
     import pmvit
-    from pmvit.loading import open_loader
-    from pmvit.measuring.cost_run import can_measure_merges
+    from pmvit.data.opening import open_loader
+    from pmvit.hosts import host_of
+    from pmvit.measuring import TokenMetric
+    from pmvit.measuring.probe import attends_everywhere
     from pmvit.pipeline import measured_file
 
     if measure_data is None or scores is not None:
@@ -74,14 +82,14 @@ def compare(
     evidence: dict[str, Any] = {
         "scores": None if scores is None else pmvit.Scores.load(scores),
         "merge_costs": None if merge_costs is None else pmvit.MergeCosts.load(merge_costs),
+        "metric": None if metric is None else TokenMetric.load(metric),
         "images": None,
     }
     if measure_data is not None:
-        how: dict[str, Any] = {"scores": ("prune-merge", ScoreConfig(**scoring))}
-        if can_measure_merges(network):
-            how["merge_costs"] = ("measured", MergeCostConfig())
-        for kind, (name, config) in how.items():
-            if evidence[kind] is None and (names is None or name in names):
+        configs: tuple[Any, ...] = (ScoreConfig(**scoring), MergeCostConfig(), MetricConfig())
+        for kind, name, config in zip(evidence, OURS, configs, strict=False):
+            is_asked = (names is None or name in names) and (kind == "scores" or attends_everywhere(host_of(network)))
+            if evidence[kind] is None and is_asked:
                 file = measured_file(output or Path(), config)
                 evidence[kind] = measured_on(measure_data, config, network, file, reading)
         read = asdict(opt.ReadingOptions(**reading))
@@ -91,7 +99,7 @@ def compare(
     result = pmvit.compare(
         network,
         open_images(network, data, reading, limit),
-        gflops=[_budget(text) for text in opt.names_in(gflops)],
+        gflops=_budgets("--gflops", gflops),
         methods=names,
         **evidence,
         others={str(path): pmvit.load(path, device=device) for path in given_models or ()},
@@ -104,14 +112,15 @@ def compare(
     return _shown(result, output)
 
 
-def _budget(text: str) -> float:
+def _budgets(option: str, texts: str) -> list[float]:
+    """Numbers above 0 that were given with commas."""
     try:
-        budget = float(text)
+        found = [float(text) for text in opt.names_in(texts)]
     except ValueError:
-        budget = 0.0
-    if not 0 < budget < float("inf"):
-        raise PmvitError(f"--gflops: expected numbers above 0 with commas, as in 0.9,0.7; got {text!r}")
-    return budget
+        found = []
+    if not found or not all(0 < budget < float("inf") for budget in found):
+        raise PmvitError(f"{option}: expected numbers above 0 with commas, as in 0.9,0.7; got {texts!r}")
+    return found
 
 
 def _shown(result: "Results", output: Path | None) -> dict[str, Any]:
@@ -121,6 +130,100 @@ def _shown(result: "Results", output: Path | None) -> dict[str, Any]:
     console.table(result.columns(), result.cells(), left=("variant",))
     document: dict[str, Any] = json.loads(result.to_json())
     return document
+
+
+@opt.verb
+def curve(
+    model: opt.ModelName,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="A folder for JSON, Markdown, a chart and the chosen plan.")
+    ],
+    planning: Annotated[PlanOptions, opt.Fields(PlanConfig, but=("keep", "gflops", "flops_share"))],
+    measuring: opt.Measuring,
+    speed: opt.Speed,
+    making: opt.Making,
+    reading: opt.Reading,
+    data: opt.MaybeData = None,
+    val: opt.Validation = None,
+    measured: Annotated[Path | None, typer.Option(help="What `pmvit measure` wrote, instead of --data.")] = None,
+    method: opt.PlanMethod = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Shares of the tokens to keep, with commas.", show_default="0.9,0.8,...,0.3")
+    ] = None,
+    gflops: Annotated[str | None, typer.Option(help="Or what each is to cost, in GFLOPs (MACs), with commas.")] = None,
+    limit: opt.Limit = None,
+    device: opt.Device = "cpu",
+) -> dict[str, Any]:
+    """Measure accuracy against latency over several budgets from one measurement, and choose one of them.
+
+    --max-drop chooses the fastest that loses no more points (1 by default), --speedup the best that is so fast. Plans
+    are made from what --data gives, or --measured or, if MODEL is a compressed one, its own folder. The chosen one is
+    written, too: pmvit compress MODEL --plan takes it.
+    """
+    import pmvit
+    from pmvit.measuring import measure_config, read_measured
+    from pmvit.pipeline import measured_file
+    from pmvit.planning.adaptive import AdaptivePlan
+    from pmvit.planning.planner import plan_by
+
+    if data is not None and measured is not None:
+        raise PmvitError("expected one of --data and --measured, to make plans from; got both")
+    if data is None:
+        opt.refuse("nothing is measured without --data", measuring)
+    else:
+        data, val = split_folders(data, val)
+    if val is None:
+        raise PmvitError("expected --val, images to measure accuracy on; or folders train and val below --data")
+    speedup, max_drop = planning.pop("speedup", None), planning.pop("max_drop", None)
+    planning["method"], planning["gflops"] = method, 1.0  # a budget of no account
+    config = PlanConfig.of(**planning)
+    network = open_model(model, making, device)
+    if data is not None:
+        how = measure_config(network, method or config.measurement, measuring)
+        found = measured_on(data, how, network, measured_file(output, how), reading)
+    else:
+        found = read_measured(measured) if measured is not None else _measured_beside(network, Path(model))
+    result = pmvit.curve(
+        network,
+        open_images(network, val, reading, limit),
+        found,
+        keep=None if keep is None else _budgets("--keep", keep),
+        gflops=None if gflops is None else _budgets("--gflops", gflops),
+        plan_config=config,
+        speedup=speedup,
+        max_drop=max_drop,
+        **speed,
+    )
+    document = _shown(result, output)
+    told = result.environment["chosen by"]
+    if result.chosen is None:
+        console.warn(f"none is {told}: no plan is chosen")
+        return {**document, "plan": None}
+    budget: dict[str, Any] = {"gflops": None, **result.chosen.budget}
+    chosen = plan_by(replace(config, **budget), found)
+    file = output / ("plan.safetensors" if isinstance(chosen, AdaptivePlan) else "plan.json")
+    chosen.save(file)
+    console.print(f"chosen ({told}): {result.chosen.name}, {file}")
+    return {**document, "plan": file}
+
+
+def _measured_beside(model: "nn.Module", path: Path) -> "Measured":
+    """What the plan of a saved model was made from: an adaptive one has it with it, others in their folder."""
+    from pmvit.compression import compression_of
+    from pmvit.measuring import read_measured
+    from pmvit.pipeline import measured_file
+    from pmvit.planning.adaptive import AdaptivePlan
+
+    compression = compression_of(model)
+    if compression is not None and isinstance(compression.what, AdaptivePlan):
+        return compression.what.metric
+    files = [measured_file(path, config) for config in (MergeCostConfig(), ScoreConfig())]
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
+        raise PmvitError(
+            f"expected --data to measure on, or --measured; there is neither, and none was found at {path}"
+        )
+    return read_measured(file)
 
 
 @opt.verb
@@ -140,7 +243,7 @@ def export(
 ) -> dict[str, Any]:
     """Write a model for a runtime; done means that it was loaded back there and gave the same as PyTorch."""
     import pmvit
-    from pmvit.loading import open_loader
+    from pmvit.data.opening import open_loader
 
     if device != "cpu":
         raise PmvitError(
@@ -149,12 +252,19 @@ def export(
         )
     network = pmvit.load(model)
     images = None if data is None else open_loader(network, data, labels=False, batch_size=8, workers=0, shuffle=True)
-    result = pmvit.export(network, output, to=to, batch=batch, images=images, int8=int8, threads=threads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it warns of is said below, in one line
+        result = pmvit.export(network, output, to=to, batch=batch, images=images, int8=int8, threads=threads)
+    for trial in result.tried:
+        kept = " (kept)" if trial.kept else ""
+        console.print(f"eight bits, {trial.way}: same top-1 on {trial.agreement:.1%}, {trial.megabytes:.1f} MB{kept}")
     kind = f"{result.runtime}, eight bits" if result.int8 else result.runtime
     console.print(
         f"{result.path}: {kind}, {result.megabytes:.1f} MB. Compared with PyTorch on {result.images} images: largest "
         f"error of a logit {result.max_error:.1e} of the largest, same top-1 on {result.agreement:.1%}."
     )
+    if result.warning is not None:
+        console.warn(result.warning)
     return asdict(result)
 
 

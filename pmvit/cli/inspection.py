@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from pmvit.cli import options as opt
-from pmvit.cli.common import open_images, warn_of
+from pmvit.cli.common import open_images, open_model, warn_of
 from pmvit.cli.screen import console
 from pmvit.config import ScoreConfig
 from pmvit.errors import PmvitError
-from pmvit.saving.commands import remember_command
 
 if TYPE_CHECKING:
     from pmvit.evaluation.validation import AnyEvaluation
@@ -27,22 +26,23 @@ MORE = {  # of evaluations than `MEASURES` has: what it is called, and how it is
 
 @opt.verb
 def evaluate(
-    model: opt.Saved,
+    model: opt.ModelName,
     data: opt.Data,
     reading: opt.Reading,
+    making: opt.Making,
     limit: opt.Limit = None,
     device: opt.Device = "cpu",
     strict: Annotated[bool, typer.Option("--strict", help="A broken image is an error.")] = False,
     stride: Annotated[int | None, typer.Option(min=1, help="With a segmenter: from one window to the next.")] = None,
     original: opt.Original = None,
 ) -> dict[str, Any]:
-    """Measure accuracy, and agreement with the original; mIoU of a segmenter."""
+    """Measure accuracy; agreement with the original, if the model is compressed; mIoU of a segmenter."""
     import pmvit
     from pmvit.compression import compression_of
     from pmvit.evaluation.reference import TITLES, reference_for
     from pmvit.evaluation.segmentation import evaluate_segmentation, labels_pixels
 
-    network = pmvit.load(model, device=device)
+    network = open_model(model, making, device)
     loader = open_images(network, data, reading, limit, strict=strict)
     if compression_of(network) is None and original is not None:
         raise PmvitError(f"--original is for compressed models; {model} is not compressed")
@@ -59,7 +59,7 @@ def evaluate(
     own, compared = _rows(found)
     if result.reference is not None:
         own.append(("compared with", TITLES[result.reference]))
-    console.table((f"{result.images} images", str(model)), [*own, *compared])
+    console.table((f"{result.images} images", model), [*own, *compared])
     warn_of(loader.broken)
     return {**found, "broken_files": loader.broken}
 
@@ -187,6 +187,7 @@ def report(
     benchmark: Annotated[Path | None, typer.Option(help="benchmark.json of `pmvit benchmark -o`.")] = None,
     comparison: Annotated[Path | None, typer.Option(help="comparison.json of `pmvit compare`.")] = None,
     workers: opt.Workers = 2,
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True,
     device: opt.Device = "cpu",
 ) -> dict[str, Any]:
     """Write one HTML file about a compressed model: numbers, blocks to look into, curves, commands."""
@@ -203,6 +204,7 @@ def report(
         benchmark=benchmark,
         comparison=comparison,
         workers=workers,
+        memory=memory,
         device=device,
     )
     console.print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)")
@@ -232,5 +234,4 @@ def demo(output: opt.Output = Path("demo-output")) -> dict[str, Any]:
     """Compress the built-in ViT; print accuracy and speed before and after, write a picture and a report."""
     from pmvit.cli.demo_run import run
 
-    remember_command(output)
     return run(output, console.rich)

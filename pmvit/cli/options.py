@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import field as option_field
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -20,10 +21,13 @@ from pmvit.config import (
     MetricConfig,
     PlanConfig,
     PlanOptions,
+    SpeedConfig,
+    SpeedOptions,
 )
 from pmvit.config.base import choices
 from pmvit.config.measuring import Method, ScoreConfig
 from pmvit.errors import PmvitError
+from pmvit.saving.commands import running_command
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., None]:
@@ -31,6 +35,7 @@ def verb(function: Callable[..., Any]) -> Callable[..., None]:
 
     A parameter that is annotated with `Fields` becomes an option a field, and gets a dictionary of those that were
     given. What the function returns is the document that `--json` prints; one that returns nothing has no such option.
+    Models that it saves get a record of the command.
     """
     signature = inspect.signature(function)
     marks = {name: get_args(parameter.annotation)[1] for name, parameter in signature.parameters.items()}
@@ -51,11 +56,13 @@ def verb(function: Callable[..., Any]) -> Callable[..., None]:
             options[group] = {
                 known[name].name: _value(known[name], value) for name, value in values.items() if value is not None
             }
-        if not as_json:
-            function(**options)
-            return
-        with console.for_json():
-            result = function(**options)
+        begun_with = options.get("resume") or options.get("model")
+        with running_command(after=None if begun_with is None else Path(begun_with)):
+            if not as_json:
+                function(**options)
+                return
+            with console.for_json():
+                result = function(**options)
         if result is not None and not console.is_quiet:
             print_json(result)
 
@@ -89,6 +96,7 @@ class Fields:
                     )
                     option = typer.Option(
                         "/".join(_flags(field)),
+                        *filter(None, [field.metadata.get("also")]),
                         help=texts.get(field.name),
                         show_default=_shown(field, default),
                         metavar="<text>" if asked == list[str] else None,
@@ -189,7 +197,7 @@ class ModelOptions:
         weights: Weights file; without it the library fetches its own.
         model_arg: More for timm.create_model, as name=value; may be repeated.
         data_arg: How images are prepared, as in mean=[0.5,0.5,0.5]; may be repeated.
-        size: segmenter: side of its images and windows, in pixels.
+        img_size: Side of its images, in pixels, if not the one it was made for: position embeddings are resized.
         decoder: segmenter: its decoder.
         classes: segmenter: classes of a pixel.
     """
@@ -197,7 +205,7 @@ class ModelOptions:
     weights: Path | None = None
     model_arg: tuple[str, ...] = ()
     data_arg: tuple[str, ...] = ()
-    size: int | None = None
+    img_size: int | None = option_field(default=None, metadata={"also": "--size"})
     decoder: Literal["mask", "linear"] | None = None
     classes: int | None = None
 
@@ -232,6 +240,7 @@ DEVICES = value_of("cpu", "cuda", "mps")
 
 Measuring = Annotated[MeasureOptions, Fields(MergeCostConfig, ScoreConfig, MetricConfig, but=("memory", "seed"))]
 Planning = Annotated[PlanOptions, Fields(PlanConfig)]
+Speed = Annotated[SpeedOptions, Fields(SpeedConfig)]
 Tuning = Annotated[FinetuneOptions, Fields(FinetuneConfig, but=("cpu",))]
 Making = Annotated[dict[str, Any], Fields(ModelOptions)]
 Reading = Annotated[dict[str, Any], Fields(ReadingOptions)]

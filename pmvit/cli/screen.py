@@ -7,10 +7,13 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from pmvit.errors import PmvitWarning
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 CLOSED_PIPE = 141  # 128 + SIGPIPE, what a shell says of other commands that write to `| head`
 LONGEST_WORD = 24  # letters of what stays in one piece
 FEW_COLUMNS = 6  # that have lines between them
+GAP = 3  # letters from one column to the next, at most
 
 
 class Screen:
@@ -50,24 +54,40 @@ class Screen:
             self.rich.print(text, style="yellow")
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> None:
-        """Print a table, rather wider than the screen than with a title or a number cut.
+        """Print a table with no title or number cut: one line a row in a file, in parts on a screen that is narrow.
 
-        The first column and those in `left` are words, the others numbers.
+        The first column and those in `left` are words, the others numbers; all up to the last with words, which say
+        what a row is of, stand in every part.
         """
-        from rich.box import HEAVY_HEAD, SIMPLE_HEAD
-        from rich.table import Table
+        if self.is_quiet or self.is_json:
+            return
+        columns, words = list(zip(titles, *rows, strict=True)), (titles[0], *left)
+        named = max(number for number, title in enumerate(titles) if title in words) + 1
+        parts: list[list[tuple[str, ...]]] = [columns[:named]]
+        for column in columns[named:]:
+            needed = sum(GAP + min(LONGEST_WORD, max(map(len, each))) for each in (*parts[-1], column))
+            if self.rich.is_terminal and needed > self.rich.width and len(parts[-1]) > named:
+                parts.append(columns[:named])
+            parts[-1].append(column)
+        longest = LONGEST_WORD if self.rich.is_terminal else max(len(cell) for column in columns for cell in column)
+        for part in parts:
+            self.rich.print(_table(part, words, longest, is_wide=len(titles) > FEW_COLUMNS), crop=False)
 
-        cells, is_wide = list(rows), len(titles) > FEW_COLUMNS
-        box = SIMPLE_HEAD if is_wide else HEAVY_HEAD
-        table = Table(box=box, collapse_padding=is_wide, show_edge=False, pad_edge=False)
-        for title, *column in zip(titles, *cells, strict=True):
-            words = [word for cell in column for word in cell.split() if len(word) <= LONGEST_WORD]
-            widest = max(map(len, (*title.split(), *words)), default=0)
-            table.add_column(title, justify="left" if title in (titles[0], *left) else "right", min_width=widest)
-        for row in cells:
-            table.add_row(*row)
-        if not (self.is_quiet or self.is_json):
-            self.rich.print(table, crop=False)
+    @contextmanager
+    def shows_warnings(self) -> Iterator[None]:
+        """pmvit's own warnings in here are lines on the screen."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", PmvitWarning)
+            others = warnings.showwarning
+
+            def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+                if issubclass(category, PmvitWarning):
+                    self.warn(str(message))
+                else:
+                    others(message, category, *where, **more)
+
+            warnings.showwarning = show
+            yield
 
     @contextmanager
     def for_json(self) -> Iterator[None]:
@@ -78,6 +98,22 @@ class Screen:
                 yield
         finally:
             self.is_json = False
+
+
+def _table(columns: Sequence[Sequence[str]], words: Collection[str], longest: int, is_wide: bool) -> "RenderableType":
+    """A table of columns, each with its title first; texts up to a length stay in one piece, longer ones are broken."""
+    from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+    from rich.table import Table
+
+    box = SIMPLE_HEAD if is_wide else HEAVY_HEAD
+    table = Table(box=box, collapse_padding=is_wide, show_edge=False, pad_edge=False)
+    for title, *cells in columns:
+        pieces = [piece for cell in cells for piece in ([cell] if len(cell) <= longest else cell.split())]
+        widest = max((len(piece) for piece in (*title.split(), *pieces) if len(piece) <= longest), default=0)
+        table.add_column(title, justify="left" if title in words else "right", min_width=widest)
+    for row in zip(*(cells for _, *cells in columns), strict=True):
+        table.add_row(*row)
+    return table
 
 
 console = Screen()

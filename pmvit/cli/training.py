@@ -7,33 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from pmvit.cli import options as opt
-from pmvit.cli.common import join_processes, meter, open_model, pairs, warn_of
+from pmvit.cli.common import join_processes, open_model, pairs, split_folders, warn_of
+from pmvit.cli.resuming import resumed
 from pmvit.cli.screen import console, fail
-from pmvit.config import FinetuneConfig, FinetuneOptions, PlanConfig
+from pmvit.config import FinetuneConfig, FinetuneOptions, PlanConfig, SpeedConfig
 from pmvit.config.measuring import PAPER_SCORES
 from pmvit.config.training import Preset
 from pmvit.errors import PmvitError
-from pmvit.saving.commands import remember_command
 
 if TYPE_CHECKING:
     from pmvit.config import MeasureOptions
     from pmvit.evaluation.validation import AnyEvaluation
 
 CALIBRATED = ("epochs", "batch_size", "lr", "hflip", "seed", "workers")
-SEGMENTER = ("size", "decoder", "classes")
+MADE_WITH = ("img_size", "decoder", "classes")
 PresetName = Annotated[Preset | None, typer.Option("--preset", help="Other defaults, which options override.")]
-
-
-def split_folders(data: str, val: str | None) -> tuple[str, str | None]:
-    """Training and validation images: as named, `train` and `val` (or `test`) below one folder, or parts with masks."""
-    from pmvit.data.segmentation import has_masks, has_validation
-
-    if has_masks(data):
-        return data, val or (data if has_validation(data) else None)
-    if (Path(data) / "train").is_dir():
-        found = [Path(data) / name for name in ("val", "validation", "test") if (Path(data) / name).is_dir()]
-        return str(Path(data) / "train"), val or (str(found[0]) if found else None)
-    return data, val
 
 
 def _begin(config: FinetuneConfig, device: str | None) -> tuple[str, bool]:
@@ -41,7 +29,7 @@ def _begin(config: FinetuneConfig, device: str | None) -> tuple[str, bool]:
     import torch
 
     if device not in (None, "cpu", "cuda", "mps"):
-        raise PmvitError(f"--device: expected cpu, cuda or mps to train on; got {device}: see `accelerate launch`")
+        raise PmvitError(f"--device: expected cpu, cuda or mps to train on; got {device}: see `accelerate-launch`")
     found = "cuda" if torch.cuda.is_available() else "cpu"
     return join_processes("cpu" if config.cpu else device or found)
 
@@ -84,20 +72,18 @@ def calibrate(
         ignored = {**tuning, "epoch_images": epoch_images, "val": val}
         opt.refuse("expected without --biases-only, which learns nothing more", ignored)
     config = _config(_start("calibrate"), tuning, device)
-    _, is_main = _begin(config, device)
+    _begin(config, device)
     result = pmvit.calibrate(
         open_model(str(model), {}),
         data,
         val=val,
-        teacher=None if teacher is None else open_model(teacher, {}),
+        teacher=None if teacher is None else open_model(teacher, {}, is_teacher=True),
         output=output,
         resume=True,
         distill=distill,
         epoch_images=epoch_images or EPOCH_IMAGES,
         **vars(config),
     )
-    if is_main:
-        remember_command(output, after=model)
     if distill:
         _print_tuned(result.best, result.best_epoch, config.epochs)
     console.print(f"calibrated model: {output}")
@@ -126,9 +112,13 @@ def finetune(
     begins = {"model": model, "data": data, "output": output, "val": val, "teacher": teacher, "preset": preset}
     counts = {"epoch_images": epoch_images, "first_label": first_label}
     if resume is not None:
-        if known := [name for name, value in {**begins, **counts, **making}.items() if value is not None]:
+        train, val = (None, val) if data is None else split_folders(data, val)
+        paths = {"model": model, "data": train, "val": val, "teacher": teacher}
+        confirmed = {**{name: _absolute(path) for name, path in paths.items()}, "model_arg": making.get("model_arg")}
+        others = {**begins, **counts, **making}
+        if known := [name for name, value in others.items() if value is not None and name not in confirmed]:
             raise PmvitError(f"{', '.join(known)}: not beside --resume, which goes on as the run was started")
-        command, start = _resumed(resume)
+        command, start = resumed(resume, confirmed)
     elif model is None or data is None or output is None:
         raise PmvitError("expected a model, --data and -o; or --resume with the folder of a run")
     else:
@@ -140,7 +130,7 @@ def finetune(
             **{name: _absolute(path) for name, path in paths.items()},
             **{name: making.get(name) for name in ("model_arg", "data_arg")},
             **counts,
-            "segmenter": {name: making[name] for name in SEGMENTER if name in making},
+            "made_with": {name: making[name] for name in MADE_WITH if name in making},
         }
         start = _start(preset)
     config = _config(start, tuning, device)
@@ -148,10 +138,10 @@ def finetune(
     _, is_main = _begin(config, device)
     making = {name: command[name] for name in ("weights", "model_arg", "data_arg") if command[name] is not None}
     result = pmvit.finetune(
-        open_model(command["model"], {**making, **command.get("segmenter", {})}),
+        open_model(command["model"], {**making, **command.get("made_with", command.get("segmenter", {}))}),
         train=command["data"],
         val=command["val"],
-        teacher=None if command["teacher"] is None else open_model(command["teacher"], {}),
+        teacher=None if command["teacher"] is None else open_model(command["teacher"], {}, is_teacher=True),
         output=folder,
         resume=resume is not None,
         epoch_images=command["epoch_images"],
@@ -161,27 +151,10 @@ def finetune(
     )
     if not is_main or folder is None:
         return None
-    remember_command(folder, after=resume or Path(command["model"]))
     _print_tuned(result.best, result.best_epoch, config.epochs)
     warn_of(Broken(result.broken), what="left out of training")
     console.print(f"tuned model: {folder}")
     return asdict(result)
-
-
-def _resumed(folder: Path) -> tuple[dict[str, Any], FinetuneConfig]:
-    """How the run in a folder was started."""
-    from pmvit.training.record import RunRecord
-
-    record = RunRecord.read(folder)
-    if not record.command:
-        raise PmvitError(f"the run in {folder} was started from Python: resume it there, with resume=True")
-    for name in ("data", "val"):
-        if str(record.command[name]).startswith("pipe:"):
-            raise PmvitError(
-                f"{folder}: its {name} is a command to run ({record.command[name]}), which a file may not name: resume "
-                "it from Python, with resume=True"
-            )
-    return record.command, record.config
 
 
 def _print_tuned(best: "AnyEvaluation | None", epoch: int, epochs: int) -> None:
@@ -199,6 +172,7 @@ def run(
     planning: opt.Planning,
     measuring: opt.Measuring,
     tuning: opt.Tuning,
+    speed: opt.Speed,
     making: opt.Making,
     val: opt.Validation = None,
     method: opt.PlanMethod = None,
@@ -235,13 +209,12 @@ def run(
             arguments=pairs("--model-arg", making.get("model_arg")),
             epoch_images=epoch_images,
             first_label=first_label,
-            meter=meter(network),
+            speed=SpeedConfig(**speed) if speed else None,
         )
     except KeyboardInterrupt:
         fail("stopped; the same command goes on where it was", code=130)
     if not is_main:
         return None
-    remember_command(output, after=Path(model))
     rows = {stage: asdict(result) for stage, result in results.evaluations.items()}
     shown = ("top1", "top5", "miou", "pixel_accuracy", "agreement", "kl", "cosine")
     names = [name for name in shown if any(row.get(name) is not None for row in rows.values())]

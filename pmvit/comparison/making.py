@@ -1,6 +1,6 @@
 """What a comparison compares: a model made smaller by a named method, as near to a cost as the method comes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -9,24 +9,27 @@ from torch import nn
 
 from pmvit.comparison.weights import prune_weights
 from pmvit.compression import compress
+from pmvit.config import PlanConfig
+from pmvit.data.opening import ImageData
 from pmvit.errors import PmvitError
-from pmvit.measuring import MergeCosts, Scores
+from pmvit.measuring import MergeCosts, Scores, TokenMetric
 from pmvit.methods import METHODS
 from pmvit.methods.budget import nearest
-from pmvit.planning import plan
+from pmvit.planning.planner import plan_by
 
-OURS = {"prune-merge": "scores", "measured": "merge_costs"}  # plans, and what they are made from
+OURS = {"prune-merge": "scores", "measured": "merge_costs", "adaptive": "metric"}  # plans, and what they are made from
 WEIGHTS = {"magnitude-pruning": "magnitude", "taylor-pruning": "taylor"}
 FAR = 0.05  # what a method may be off a cost, for the steps it goes in; farther off, it cannot be compared there
 
 
 @dataclass(frozen=True)
 class MethodInputs:
-    """What methods may know of a model: what `prune-merge` and `measured` plan with; a loader for what needs images."""
+    """What methods may know of a model: what plans are made from (`OURS`), and images for what needs some."""
 
     scores: Scores | None = None
     merge_costs: MergeCosts | None = None
-    images: Iterable[Any] | None = None
+    metric: TokenMetric | None = None
+    images: ImageData | None = None
 
     def methods(self) -> list[str]:
         """All methods that need no training and for which there is all that they need."""
@@ -55,8 +58,8 @@ def make_smaller(
     if method in OURS:
         source = getattr(inputs, OURS[method])
         if source is None:
-            raise PmvitError(f"it needs {OURS[method].replace('_', ' ')}")
-        made = plan(source, gflops=gflops)
+            raise PmvitError(f"it needs {'a metric' if method == 'adaptive' else OURS[method].replace('_', ' ')}")
+        made = plan_by(PlanConfig(gflops=gflops), source)
         return compress(model, made), made.made_by.get("plan", {})
     if method in WEIGHTS:
         importance: Any = WEIGHTS[method]

@@ -1,7 +1,7 @@
 """`compare`: give every method the same cost, and measure what is left of the model."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,13 +12,14 @@ from torch import nn
 from pmvit.comparison.making import OURS, MethodInputs, check_methods, make_smaller
 from pmvit.comparison.table import Comparison, ComparisonRow
 from pmvit.compression import compression_of
+from pmvit.data.opening import ImageData
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import Evaluation, evaluate_all
 from pmvit.evaluation.reference import Reference
 from pmvit.evaluation.segmentation import SegmentationEvaluation, evaluate_segmentation, labels_pixels
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
-from pmvit.measuring import MergeCosts, Scores
+from pmvit.measuring import MergeCosts, Scores, TokenMetric
 from pmvit.measuring.flops import flops
 from pmvit.methods import Method
 from pmvit.progress import track
@@ -26,20 +27,21 @@ from pmvit.runtime.bench.run import Maker, benchmark, known_runtimes
 from pmvit.runtime.bench.table import Benchmark
 from pmvit.runtime.bench.variants import variant
 from pmvit.runtime.export.run import built_in_images
-from pmvit.runtime.export.targets import as_exported, first_line
+from pmvit.runtime.export.targets import as_exported, reason
 
 OPTIMIZED = ", optimized"  # behind our names where the passes for inference are measured, too
 
 
 def compare(
     model: nn.Module,
-    data: Iterable[Any],
+    data: ImageData,
     *,
     gflops: float | Sequence[float],
     methods: Sequence[str] | None = None,
     scores: Scores | None = None,
     merge_costs: MergeCosts | None = None,
-    images: Iterable[Any] | None = None,
+    metric: TokenMetric | None = None,
+    images: ImageData | None = None,
     others: Mapping[str, nn.Module] | None = None,
     exports: bool = True,
     runtimes: Sequence[str] = ("eager",),
@@ -56,13 +58,15 @@ def compare(
 
     Args:
         model: The original.
-        data: A loader of `(images, labels)`, or of images, for accuracy and agreement with the original.
+        data: Images with or without labels, as `evaluate` takes them, for accuracy and agreement with the original.
         gflops: What each is to cost, in billions of multiply-accumulates; one number or several.
-        methods: Names of `METHODS`, `prune-merge`, `measured`, `magnitude-pruning`, `taylor-pruning`; if not given, all
-            that need no training and have what they need. The last two are those of the package torch-pruning.
+        methods: Names of `METHODS`; `prune-merge`, `measured` and `adaptive`, our plans; `magnitude-pruning` and
+            `taylor-pruning`, those of the package torch-pruning. If not given, all that need no training and have what
+            they need.
         scores: What `prune-merge` plans with.
         merge_costs: What `measured` plans with.
-        images: A loader of images, others than those of `data`, that `ps-vit` and `taylor-pruning` choose by.
+        metric: What `adaptive` plans with.
+        images: Images, others than those of `data`, that `ps-vit` and `taylor-pruning` choose by.
         others: Models that are there already, as fine-tuned ones, by the names they are to have.
         exports: Try whether each is a static graph.
         runtimes: As `benchmark` has them; none to measure no speed.
@@ -77,7 +81,7 @@ def compare(
     if compression_of(model) is not None:
         raise PmvitError("expected an original model to compare methods on; this one is compressed: use the original")
     budgets = [gflops] if isinstance(gflops, (int, float)) else list(gflops)
-    inputs = MethodInputs(scores, merge_costs, images)
+    inputs = MethodInputs(scores, merge_costs, metric, images)
     names = list(methods or inputs.methods())
     check_methods(names)
     runtimes = known_runtimes(runtimes)
@@ -126,7 +130,7 @@ def try_export(model: nn.Module) -> dict[str, Any]:
     try:
         as_exported(as_module(copy.deepcopy(model).cpu().float().requires_grad_(False)), images, any_batch=True)
     except Exception as error:  # whatever the exporter stumbles over is the result
-        return {"exports": False, "failure": first_line(error)}
+        return {"exports": False, "failure": reason(error, 120)}
     return {"exports": True}
 
 

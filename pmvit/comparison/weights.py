@@ -7,7 +7,6 @@ left of a model that loses some of it.
 
 import copy
 import warnings
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -16,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pmvit.data.batches import unpack
+from pmvit.data.opening import ImageData, as_loader
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
@@ -32,12 +32,12 @@ MOST = 0.95  # of the channels of a layer may go
 
 
 def prune_weights(
-    model: nn.Module, gflops: float, importance: Importance = "magnitude", data: Iterable[Any] | None = None
+    model: nn.Module, gflops: float, importance: Importance = "magnitude", data: ImageData | None = None
 ) -> tuple[nn.Module, float]:
     """A copy of a timm ViT with fewer weights, as near to a cost as it comes, and the share of channels that went.
 
-    Channels go by the `magnitude` of their weights, or the first-order change of the loss (`taylor`), for which `data`
-    is a loader; the model's own predictions take the place of missing labels.
+    Channels go by the `magnitude` of their weights, or the first-order change of the loss (`taylor`) on `data`, images
+    as `as_loader` knows them; the model's own predictions take the place of missing labels.
     """
     encoder: Host = model
     if not isinstance(model, VisionTransformer) or not all(
@@ -57,13 +57,13 @@ def prune_weights(
     return bisect(made, gflops, MOST)[0]
 
 
-def gradients_of(model: nn.Module, data: Iterable[Any]) -> dict[str, Tensor]:
+def gradients_of(model: nn.Module, data: ImageData) -> dict[str, Tensor]:
     """The gradient of the mean loss over images, by the names of parameters; the model is left as it was."""
     learner = copy.deepcopy(model).requires_grad_(True)
     device = next(learner.parameters()).device
     num_images = 0
     with evaluation_mode(learner), torch.enable_grad():
-        for batch in data:
+        for batch in as_loader(model, data, shuffle=True):
             images, labels = unpack(batch)
             logits = predict(learner, images.to(device))
             wanted = logits.argmax(-1) if labels is None else labels.to(device)

@@ -19,8 +19,11 @@ def choices(annotation: Any) -> tuple[str, ...]:
     return tuple(value for part in parts for value in choices(part))
 
 
-def with_keywords(*configs: type) -> Callable[[Function], Function]:
-    """Let `help` and notebooks see which keywords `**options` stands for, as type checkers do."""
+def with_keywords(*configs: Any) -> Callable[[Function], Function]:
+    """Let `help` and notebooks see which keywords `**options` stands for, as type checkers do.
+
+    Each is a class of options, or a value of one where a function has other defaults than the class.
+    """
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -28,7 +31,8 @@ def with_keywords(*configs: type) -> Callable[[Function], Function]:
         for config in configs:
             for field in fields(config):
                 parameter = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type)
-                named.setdefault(field.name, parameter.replace(default=field.default))
+                default = field.default if isinstance(config, type) else getattr(config, field.name)
+                named.setdefault(field.name, parameter.replace(default=default))
         function.__signature__ = signature.replace(parameters=list(named.values()))  # type: ignore[attr-defined]
         return function
 

@@ -1,12 +1,23 @@
-"""Options of `optimize_for_inference`."""
+"""Options of `optimize_for_inference`, and where speed is measured."""
 
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from pmvit.config.base import check_choices
+from pmvit.config.base import check_choices, expect
 
 Target = Literal["eager", "graph", "onnx"]
 Form = Literal["segment", "gather", "matmul"]
+RuntimeName = Literal[
+    "eager",
+    "compile",
+    "onnxruntime",
+    "openvino",
+    "torch-export",
+    "aot-inductor",
+    "torchscript",
+    "executorch",
+    "litert",
+]
 
 
 class InferenceOptions(TypedDict, total=False):
@@ -51,3 +62,35 @@ class InferenceConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
+
+
+class SpeedOptions(TypedDict, total=False):
+    """Keywords of `plan` and `curve`: fields of `SpeedConfig`."""
+
+    runtime: RuntimeName
+    batch: int
+    threads: int | None
+    rounds: int
+
+
+@dataclass(frozen=True)
+class SpeedConfig:
+    """Where a model will run, and how its speed is measured there.
+
+    Attributes:
+        runtime: Where the model will run.
+        batch: How many images it will get at a time.
+        threads: CPU threads it will have; as many as PyTorch takes if not given.
+        rounds: How often each model takes its turn while speed is measured.
+    """
+
+    runtime: RuntimeName = "eager"
+    batch: int = 1
+    threads: int | None = None
+    rounds: int = 20
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        expect(self, "batch", self.batch >= 1, "1 or more")
+        expect(self, "threads", self.threads is None or self.threads >= 1, "1 or more")
+        expect(self, "rounds", self.rounds >= 3, "3 or more")

@@ -32,10 +32,8 @@ class MeasureOptions(TypedDict, total=False):
     nested: bool
     early: float
     memory: float
-    numbers: int
-    isolation: int
+    rank: int
     size_weight: float
-    trial_images: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class MergeCostConfig:
     """How the costs of merges are measured.
 
     Attributes:
-        limit: Images to measure on at most; for scores, all if not given, for adaptive plans 512.
+        limit: Images to measure on at most; for scores, all if not given.
         parts: Whether attention and MLP of a block have groups of their own (split), where the model's blocks allow it,
             or the same (whole).
         groups: Whether groups are of neighbours in the grid, beside or above each other, or of any tokens.
@@ -118,26 +116,19 @@ class MetricConfig:
     """How it is measured what differences of tokens matter, for adaptive plans.
 
     Attributes:
-        limit: Images to measure on at most; for scores, all if not given, for adaptive plans 512.
-        numbers: By how many numbers tokens are compared.
-        isolation: By how many of them it is found which tokens have others like them, to put those into different sets.
-            With 0, tokens are split as they stand: faster, and every runtime chooses the same; it keeps a little less
-            where half of the tokens or more merge.
+        limit: Images to measure on at most; for scores, all if not given.
+        rank: By how many numbers tokens are compared: the rank of the metric.
         size_weight: Part of the logarithm of a token's size that is added to its attention scores. Tokens that merge
             are alike, and count for a little less than their sum.
-        trial_images: Images on which it is tried out before which blocks tokens merge best.
         seed: Of everything random.
     """
 
-    limit: int = 512
-    numbers: int = 64
-    isolation: int = 0
+    limit: int = 1024
+    rank: int = 64
     size_weight: float = 0.85
-    trial_images: int = 512
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("limit", "numbers", "trial_images"):
+        for name in ("limit", "rank"):
             expect(self, name, getattr(self, name) >= 1, "1 or more")
-        expect(self, "isolation", 0 <= self.isolation <= self.numbers, "0 or more, and no more than numbers")
         expect(self, "size_weight", 0 <= self.size_weight <= 1, "a number from 0 to 1")

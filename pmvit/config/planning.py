@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pmvit.config.base import check_choices, expect
+from pmvit.config.inference import SpeedOptions
 from pmvit.config.measuring import Measurement, Method
 from pmvit.errors import PmvitError
 
@@ -15,8 +16,10 @@ Scope = Literal["global", "local"]
 Grouping = Literal["grid", "row", "segment"]
 Weights = Literal["sum", "average", "normalize", "max", "mean", "ones", "gaussian"]
 Reconstruct = Literal["residual", "pinv"]
+PRUNED = -1  # in a plan, the group of a token that is in no group
 
-BUDGETS = ("keep", "gflops", "flops_share", "speedup")
+BUDGETS = ("keep", "gflops", "flops_share", "speedup", "max_drop")
+MEASURED_BUDGETS = ("speedup", "max_drop")  # those that no counting tells
 DEFAULT_PRUNE = 0.1
 FOR_SCORES = ("prune", "scope", "normalize_layers", "layer_decay", "grouping", "weights")
 # What the paper and its code do, where the defaults do something else.
@@ -31,6 +34,7 @@ class PlanOptions(TypedDict, total=False):
     gflops: float | None
     flops_share: float | None
     speedup: float | None
+    max_drop: float | None
     scope: Scope
     normalize_layers: bool
     layer_decay: float
@@ -44,9 +48,14 @@ class PlanOptions(TypedDict, total=False):
     method: Method | None
 
 
+class TargetOptions(PlanOptions, SpeedOptions, total=False):
+    """Keywords of `plan`: what to keep, and where a speed is for."""
+
+
 @dataclass(frozen=True)
 class PlanConfig:
-    """How measurements become a plan. One of `keep`, `gflops`, `flops_share` and `speedup` says how much is kept.
+    """How measurements become a plan. One of `keep`, `gflops`, `flops_share`, `speedup` and `max_drop` says how much is
+    kept.
 
     The options `prune`, `scope`, `normalize_layers`, `layer_decay`, `grouping` and `weights` are for scores: a plan
     from merge costs is global, merges and never prunes, and takes plain means. `least_step` is for nested merge costs.
@@ -59,8 +68,10 @@ class PlanConfig:
         gflops: Billions of multiply-accumulates the compressed model may cost, instead of keep. Merge and reconstruct
             in group form are included.
         flops_share: The same as a share of the original model's.
-        speedup: How many times faster than the original the model has to be, measured on this machine. In Python,
-            `plan(..., meter=...)` says how.
+        speedup: How many times faster than the original the model has to be, measured where it will run. Of all plans
+            that are, the one that keeps most.
+        max_drop: Points that may be lost on validation images: of top-1 (mIoU) if they have labels, else of agreement
+            with the original. Of all plans that lose no more, the fastest.
         scope: Whether tokens of all layers are ranked together (global, Algorithm 2) or those of each layer (local).
         normalize_layers: Divide the scores of a layer by their L2 norm before they are ranked.
         layer_decay: Multiply the scores of layer l by 1 - layer_decay * l before they are ranked. By no less than 0.1.
@@ -78,7 +89,8 @@ class PlanConfig:
             multiples of 8.
         skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
             host names: none of a classifier, the first two of a feature extractor or DPT, the first two and the last
-            two of a Segmenter.
+            two of a Segmenter. For an adaptive plan: blocks before which nothing merges; if not given, none, for which
+            are best was tried out when the metric was measured.
         method: What the plan is made from: merge costs (measured) or scores (scored). If not given, what there is.
     """
 
@@ -87,6 +99,7 @@ class PlanConfig:
     gflops: float | None = None
     flops_share: float | None = None
     speedup: float | None = None
+    max_drop: float | None = None
     scope: Scope = "global"
     normalize_layers: bool = True
     layer_decay: float = 0.025
@@ -133,6 +146,11 @@ class PlanConfig:
     def measurement(self) -> Measurement | None:
         """What the plan has to be made from: who asks for something that only scores have, asks for scores."""
         return self.method or ("scored" if self.choices_for_scores else None)
+
+    @property
+    def measured_budget(self) -> str | None:
+        """The budget, if it is one that has to be measured on the model."""
+        return next((name for name in MEASURED_BUDGETS if getattr(self, name) is not None), None)
 
     def pruned_share(self, keep: float) -> float:
         """The share to prune beside this share of kept tokens."""

@@ -1,6 +1,6 @@
 """What loaders yield: images, or pairs of images and labels."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from operator import length_hint
@@ -13,6 +13,9 @@ from torch import Tensor
 from pmvit.errors import PmvitError
 
 IGNORED = 255  # the label of pixels that count for nothing
+IMAGE_COLUMNS = ("pixel_values", "image", "images", "img")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
+COLUMNS = (IMAGE_COLUMNS, LABEL_COLUMNS)
 
 
 class TrainingBatch(NamedTuple):
@@ -23,13 +26,50 @@ class TrainingBatch(NamedTuple):
     names: list[str]
 
 
-def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
-    """Split a batch of a loader into images and labels: a pair, or images alone."""
-    if isinstance(batch, Tensor):
-        return batch, None
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    raise PmvitError(f"expected batches of images or of (images, labels); got {type(batch).__name__}")
+def split_item(item: Any) -> tuple[Any, Any]:
+    """What stands for images and for labels in an item of a dataset or a batch of a loader; `None` where nothing does.
+
+    An item is images alone, `(images, labels)`, or a dictionary with one of `IMAGE_COLUMNS` and perhaps one of
+    `LABEL_COLUMNS`.
+    """
+    if isinstance(item, Mapping):
+        images, labels = (next((item[name] for name in names if name in item), None) for names in COLUMNS)
+        return images, labels
+    if isinstance(item, (tuple, list)) and len(item) in (1, 2):
+        return item[0], item[1] if len(item) == 2 else None
+    return item, None
+
+
+def unpack(batch: Any, *, bytes_too: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Split a batch of a loader into prepared images, of floats unless `bytes_too`, and labels if there are some.
+
+    Raises:
+        PmvitError: If it is no batch.
+    """
+    images, labels = split_item(batch)
+    if not isinstance(images, Tensor) or images.dim() != 4:
+        raise PmvitError(
+            "expected batches of images, of (images, labels) or of {'pixel_values': images, 'labels': labels}, with "
+            f"images of shape (batch, channels, height, width); got {described(batch)}"
+        )
+    if not (images.is_floating_point() or (bytes_too and images.dtype == torch.uint8)):
+        raise PmvitError(f"expected images that are normalised, as the model takes them; got a batch of {images.dtype}")
+    if labels is None:
+        return images, None
+    if isinstance(labels, (list, tuple)) and all(isinstance(label, int) for label in labels):
+        labels = torch.tensor(labels)
+    if not isinstance(labels, Tensor) or labels.dim() == 0 or len(labels) != len(images):
+        raise PmvitError(f"expected a label for each of {len(images)} images; got {described(labels)}")
+    return images, labels
+
+
+def described(value: Any) -> str:
+    """What something is that came in place of something else, for an error."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with {', '.join(map(str, list(value)[:8])) or 'nothing'}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
 
 
 def first_images(loader: Iterable[Any], count: int) -> Tensor:
@@ -44,8 +84,8 @@ def first_images(loader: Iterable[Any], count: int) -> Tensor:
     return torch.cat(found)[:count]
 
 
-def count_batches(loader: Iterable[Any]) -> int | None:
-    """How many batches a loader has; `None` if that cannot be told, as of a stream."""
+def count_items(loader: Iterable[Any]) -> int | None:
+    """How many batches a loader has, or images a dataset; `None` if that cannot be told, as of a stream."""
     count = length_hint(loader, -1)
     return count if count >= 0 else None
 

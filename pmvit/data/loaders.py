@@ -3,7 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from pmvit.data.batches import TrainingBatch
+from pmvit.data.batches import TrainingBatch, described
+from pmvit.data.samples import BROKEN_IMAGE, Mask, Sample
 from pmvit.data.seeding import seeded
-from pmvit.data.sources import BROKEN_IMAGE, Mask, Sample, Source, Stream, has_pixel_labels, reader_part
+from pmvit.data.sources import Source, Stream, has_pixel_labels, reader_part
 from pmvit.data.transforms import Preparation, color_mode, evaluation_transform
 from pmvit.errors import PmvitError
 
@@ -47,16 +49,26 @@ class Prepared(NamedTuple):
 
 
 def prepare(transform: Transform, mode: str, sample: Sample, seed: int | None = None) -> Prepared:
-    """Decode and transform an image, with its mask if it has one; if the image is broken, say why."""
+    """Decode and transform an image, with its mask if it has one; if the image is broken, say why.
+
+    One that came prepared is left as it is.
+    """
+    label, name = sample.label, sample.name
+    if isinstance(sample.image, Tensor) and not isinstance(label, Mask):
+        return Prepared(sample.image, label, name)
     with nullcontext() if seed is None else seeded(seed):
         try:
             image = sample.open(mode)
-            if not isinstance(sample.label, Mask):
-                return Prepared(transform(image), sample.label, sample.name)
+            if not isinstance(label, (Mask, Tensor)):
+                return Prepared(transform(image), label, name)
         except BROKEN_IMAGE as error:
-            return Prepared(f"{type(error).__name__}: {error}", None, sample.name)
-        pixels, labels = transform(image, sample.label.read((image.height, image.width)))
-        return Prepared(pixels, labels, sample.name)
+            return Prepared(f"{type(error).__name__}: {error}", None, name)
+        size = (image.height, image.width)
+        mask = label.read(size) if isinstance(label, Mask) else label
+        if tuple(mask.shape) != size:
+            raise PmvitError(f"{name}: expected a mask of {size[0]} x {size[1]} pixels; got {described(mask)}")
+        pixels, labels = transform(image, mask)
+        return Prepared(pixels, labels, name)
 
 
 @dataclass(eq=False)
@@ -67,7 +79,10 @@ class Images(Dataset[Prepared]):
     read: Reader
 
     def __getitem__(self, key: tuple[int, int | None]) -> Prepared:
-        return self.read(self.source[key[0]], key[1])
+        index, seed = key
+        with nullcontext() if seed is None else seeded(seed):  # for a `Dataset` that draws when it is asked
+            sample = self.source[index]
+        return self.read(sample, seed)
 
 
 @dataclass(eq=False)
@@ -87,7 +102,7 @@ class ImageLoader:
     """Batches of `(images, labels)`, or of images where there are no labels.
 
     Broken images are left out and noted in `broken`; if `strict`, the first one is an error. `name` says which images
-    these are, in which batches.
+    these are, in which batches; `names` are those of the batch that came last.
     """
 
     loader: DataLoader[Any]
@@ -95,6 +110,7 @@ class ImageLoader:
     strict: bool
     name: str
     broken: Broken = field(default_factory=Broken)
+    names: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.loader)  # a stream has none: `TypeError`
@@ -106,6 +122,7 @@ class ImageLoader:
                 raise PmvitError(f"expected an image, got a file that cannot be read: {name} ({reason})")
             self.broken.update(broken)
             if batch is not None:
+                self.names = batch.names
                 yield (batch.images, batch.labels) if self.has_labels else batch.images
 
 
@@ -118,17 +135,27 @@ def collate(items: list[Prepared | None], replace: bool = False) -> tuple[Traini
         return None, broken
     if replace:
         good = [item if isinstance(item.image, Tensor) else good[i % len(good)] for i, item in enumerate(read)]
-    images = torch.stack([item.image for item in good if isinstance(item.image, Tensor)])
+    pixels = [item.image for item in good if isinstance(item.image, Tensor)]
+    if len(sizes := {tuple(image.shape) for image in pixels}) > 1:  # prepared by others
+        raise PmvitError(f"expected prepared images of one size; got {' and '.join(map(str, sorted(sizes)[:2]))}")
+    images = torch.stack(pixels)
     labels = [torch.as_tensor(item.label) for item in good if item.label is not None]
     return TrainingBatch(images, torch.stack(labels) if labels else None, [item.name for item in good]), broken
 
 
-def plain_errors(loader: Iterable[Any]) -> Iterator[Any]:
+def plain_errors(loader: DataLoader[Any]) -> Iterator[Any]:
     """The batches of a loader; an error of ours that comes from a worker, without the traceback it comes with."""
+    failure = None
     try:
         yield from loader
     except PmvitError as error:
-        raise PmvitError(str(error).strip().splitlines()[-1].partition("PmvitError: ")[2] or str(error)) from None
+        failure = str(error).strip().splitlines()[-1].partition("PmvitError: ")[2] or str(error)
+        # The workers end with the last reference to their iterator, which are in the traceback and here. The garbage
+        # collector, if it had to find them, would close their queues first and wait ten seconds for an answer.
+        traceback.clear_frames(error.__traceback__)
+    if failure is not None:
+        loader._iterator = None
+        raise PmvitError(failure)
 
 
 def create_loader(

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from timm.data.readers.img_extensions import get_img_extensions
-
-from pmvit.data.sources import FileSource, Mask, list_files
+from pmvit.data.samples import Mask
+from pmvit.data.sources import ENDINGS, FileSource, list_files
 from pmvit.errors import PmvitError
 
 Split = Literal["train", "val"]
@@ -20,12 +19,13 @@ def _match(images: Path, masks: Path, image_ending: str = "", mask_ending: str =
     """Pair the files below two folders whose paths, without these endings and the suffix, are the same."""
     sides: list[dict[str, Path]] = []
     for folder, what, suffixes, ending in (
-        (images, "images", get_img_extensions(), image_ending),
+        (images, "images", ENDINGS, image_ending),
         (masks, "masks", (".png",), mask_ending),
     ):
         if not folder.is_dir():
             raise PmvitError(f"expected a folder of {what} at {folder}; there is none")
-        names = {str(path.relative_to(folder).with_suffix("")): path for path in list_files(folder, suffixes)}
+        files = list_files(folder, suffixes, tell=what == "images")
+        names = {str(path.relative_to(folder).with_suffix("")): path for path in files}
         sides.append({name.removesuffix(ending): path for name, path in names.items() if name.endswith(ending)})
     of_image, of_mask = sides
     if not of_image:

@@ -1,10 +1,9 @@
-"""Where images come from: folders, Hugging Face datasets, WebDataset shards. All give the same `Sample`.
+"""Where images come from: folders, Hugging Face datasets, WebDataset shards, a `Dataset`. All give the same `Sample`.
 
 A *source* can be asked for any of its images by number; a *stream* only gives them one after the other, in an order
 that depends on a seed, and in as many parts as there are readers.
 """
 
-import io
 import os
 import random
 import tarfile
@@ -14,79 +13,22 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from PIL import Image
 from timm.data.imagenet_info import ImageNetInfo
-from timm.data.readers.img_extensions import get_img_extensions, is_img_extension
 from timm.utils.misc import natural_key
 from torch import Tensor
-from torch.utils.data import get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from pmvit.data.batches import IGNORED
-from pmvit.errors import PmvitError
+from pmvit.data.batches import LABEL_COLUMNS, count_items, described, split_item
+from pmvit.data.samples import Mask, Sample
+from pmvit.errors import PmvitError, PmvitWarning
 
-BROKEN_IMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")  # of image files
 SHUFFLE_BUFFER = 2000
-LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
-MASK_MODES = ("1", "L", "P", "I", "I;16")  # of Pillow: one number per pixel
-UNKNOWN = -1
-
-
-@dataclass(frozen=True)
-class Mask:
-    """A file with a number for each pixel of an image, not read yet.
-
-    `classes` are the numbers of the classes, in their order; others up to the largest of them, and 255, are ignored.
-    """
-
-    path: Path
-    classes: Sequence[int]
-
-    def read(self, size: tuple[int, int]) -> Tensor:
-        """The class of each pixel of an image of this size, (height, width); a `PmvitError` names a wrong file."""
-        try:
-            with Image.open(self.path) as image:
-                mode, pixels = image.mode, np.array(image).astype(np.int64)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise PmvitError(f"{self.path}: expected a mask, got a file that cannot be read ({error})") from None
-        if mode not in MASK_MODES:
-            raise PmvitError(f"{self.path}: expected a mask with one number per pixel, got an image of mode {mode}")
-        if pixels.shape != size:
-            raise PmvitError(
-                f"{self.path}: expected a mask of {size[0]} x {size[1]} pixels, the size of its image; got "
-                f"{pixels.shape[0]} x {pixels.shape[1]}"
-            )
-        last = max(self.classes)
-        table = np.full(max(last, IGNORED) + 1, UNKNOWN)
-        table[: last + 1] = IGNORED
-        table[np.asarray(self.classes)] = np.arange(len(self.classes))
-        table[IGNORED] = IGNORED
-        labels = np.where((pixels < 0) | (pixels > IGNORED), UNKNOWN, table[pixels.clip(0, IGNORED)])
-        if (unknown := pixels[labels == UNKNOWN]).size:
-            raise PmvitError(
-                f"{self.path}: expected labels 0 to {last}, or {IGNORED} ignored; got {unknown[0]}: are these the "
-                "masks of this model's classes?"
-            )
-        return torch.from_numpy(labels)
-
-
-class Sample(NamedTuple):
-    """An image that is not decoded yet, its class or mask if it has one, and a name to find it again."""
-
-    image: Path | bytes
-    label: int | Mask | None
-    name: str
-
-    def open(self, mode: str) -> Image.Image:
-        """Decode the image; raises what Pillow raises if it is broken."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's about odd metadata, once per image
-            with Image.open(io.BytesIO(self.image) if isinstance(self.image, bytes) else self.image) as image:
-                converted: Image.Image = image.convert(mode)
-                return converted
 
 
 @dataclass(frozen=True)
@@ -101,6 +43,10 @@ class FileSource:
     def has_labels(self) -> bool:
         return self.labels is not None
 
+    @property
+    def has_masks(self) -> bool:
+        return self.labels is not None and isinstance(self.labels[0], Mask)
+
     def __len__(self) -> int:
         return len(self.files)
 
@@ -109,11 +55,21 @@ class FileSource:
         return Sample(path, None if self.labels is None else self.labels[index], str(path))
 
 
-def list_files(folder: Path, suffixes: Iterable[str]) -> list[Path]:
-    """All files below a folder with one of these suffixes, in natural order; links are followed."""
-    found = (Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True) for name in names)
+def list_files(folder: Path, suffixes: Iterable[str] = ENDINGS, *, tell: bool = False) -> list[Path]:
+    """All files below a folder with one of these suffixes, in natural order; links are followed.
+
+    If there are some and `tell` is set, a warning counts and names the others, unless they are hidden.
+    """
+    found = [Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True) for name in names]
+    found.sort(key=lambda path: natural_key(str(path.relative_to(folder))))
     files = [path for path in found if path.suffix.lower() in suffixes]
-    return sorted(files, key=lambda path: natural_key(str(path.relative_to(folder))))
+    skipped = [path for path in found if path.suffix.lower() not in suffixes and not path.name.startswith(".")]
+    if tell and files and skipped:
+        some = ", ".join(str(path.relative_to(folder)) for path in skipped[:3])
+        more = f" and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+        text = f"{len(skipped)} of {len(found)} files below {folder} are skipped, as no images by their ending: "
+        warnings.warn(text + some + more, PmvitWarning, stacklevel=2)
+    return files
 
 
 def find_images(folder: Path, num_classes: int | None = None) -> tuple[list[Path], list[int] | None]:
@@ -122,14 +78,13 @@ def find_images(folder: Path, num_classes: int | None = None) -> tuple[list[Path
     Class folders are numbered in natural order of their names. Where that would be wrong because some are missing,
     names that are numbers or ImageNet's synset ids are taken at their word.
     """
-    extensions = get_img_extensions()
-    if folder.is_file() and folder.suffix.lower() in extensions:
+    if folder.is_file() and folder.suffix.lower() in ENDINGS:
         return [folder], None
     if not folder.is_dir():
         raise PmvitError(f"expected a folder of images at {folder}; there is none")
-    files = list_files(folder, extensions)
+    files = list_files(folder, tell=True)
     if not files:
-        raise PmvitError(f"expected images below {folder}, found none with the endings {', '.join(sorted(extensions))}")
+        raise PmvitError(f"expected images below {folder}, found none with the endings {', '.join(ENDINGS)}")
     outside = [path for path in files if path.parent == folder]
     if outside and len(outside) < len(files):
         raise PmvitError(
@@ -196,9 +151,10 @@ class _HuggingFace:
         self.name = f"{'the stream' if streaming else f'{len(dataset)} images of'} {Path(path).name}@{split}"
 
     def _sample(self, row: dict[str, Any], name: str) -> Sample:
-        stored = row[self._image]
-        content = stored["bytes"] if stored.get("bytes") is not None else Path(stored["path"])
-        return Sample(content, None if self._label is None else int(row[self._label]), stored.get("path") or name)
+        stored = row[self._image] or {}  # a row without an image is a broken one
+        path, content = stored.get("path"), stored.get("bytes")
+        content = (Path(path) if path else b"") if content is None else content
+        return Sample(content, None if self._label is None else int(row[self._label]), path or name)
 
 
 class HuggingFaceSource(_HuggingFace):
@@ -240,14 +196,17 @@ class WebDatasetStream:
         self.name = f"{len(self.shards)} shards of {Path(urls).name}"
         if missing := [shard for shard in self.shards if _is_local(shard) and not Path(shard).is_file()]:
             raise PmvitError(f"expected a tar file at {missing[0]}; there is none")
-        first = next(self.samples(0, 1, None), None)
+        first = next((sample for sample in self.samples(0, 1, None) if sample.image), None)
         if first is None:
             raise PmvitError(f"expected images in {self.shards[0]}; found none")
         self.has_labels = first.label is not None
         self.num_parts = len(self.shards)
 
     def samples(self, part: int, parts: int, seed: int | None) -> Iterator[Sample]:
-        """The images of one of `parts` disjoint parts, once, shuffled if there is a seed."""
+        """The images of one of `parts` disjoint parts, once, shuffled if there is a seed.
+
+        One that has no file of a known ending is a broken one.
+        """
         webdataset = _import("webdataset")
         shards = list(self.shards)
         generator = random.Random(seed)  # noqa: S311  # an order, not a secret
@@ -257,9 +216,9 @@ class WebDatasetStream:
         if seed is not None:
             stages.append(webdataset.shuffle(SHUFFLE_BUFFER, initial=SHUFFLE_BUFFER, rng=generator))
         for row in webdataset.DataPipeline(*stages):
-            if (key := next(filter(_is_image, row), None)) is not None:
-                label = int(row["cls"].decode()) if "cls" in row else None
-                yield Sample(row[key], label, f"{row['__url__']}:{row['__key__']}.{key}")
+            key = next(filter(_is_image, row), "")
+            label = int(row["cls"].decode()) if "cls" in row else None
+            yield Sample(row.get(key, b""), label, f"{row['__url__']}:{row['__key__']}.{key}".rstrip("."))
 
     def count(self) -> int | None:
         """How many images there are, where all shards are local files."""
@@ -272,8 +231,68 @@ class WebDatasetStream:
         return total
 
 
-Source = FileSource | HuggingFaceSource
-Stream = HuggingFaceStream | WebDatasetStream
+class _Wrapped:
+    """A `Dataset` of PyTorch's or Hugging Face's kind: images as `split_item` knows them, with a class or mask each.
+
+    Images are Pillow's, or prepared ones, tensors of shape (channels, height, width).
+    """
+
+    num_parts = 1
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.name = f"the {type(dataset).__name__}"
+        first = next(self.samples(0, 1, None), None)
+        if first is None:
+            raise PmvitError(f"expected images in {self.name}; it is empty")
+        self.has_labels, self.has_masks = first.label is not None, isinstance(first.label, Tensor)
+
+    def samples(self, part: int, parts: int, seed: int | None) -> Iterator[Sample]:
+        """The images one after the other, once; their order is the dataset's."""
+        return (self._sample(item, number) for number, item in enumerate(self.dataset))
+
+    def _sample(self, item: Any, number: int) -> Sample:
+        (image, label), name = split_item(item), f"item {number} of {self.name}"
+        if not isinstance(image, Image.Image) and not (
+            isinstance(image, Tensor) and image.dim() == 3 and image.is_floating_point()
+        ):
+            raise PmvitError(
+                f"{name}: expected an image of Pillow's, or one that is prepared, (channels, height, width) of floats, "
+                f"alone or with a label; got {described(item if image is None else image)}"
+            )
+        if isinstance(label, Image.Image):
+            label = torch.from_numpy(np.array(label)).long()
+        if label is None or (isinstance(label, Tensor) and label.dim() == 2):
+            return Sample(image, label, name)
+        try:
+            return Sample(image, int(label), name)
+        except (TypeError, ValueError, RuntimeError):
+            raise PmvitError(f"{name}: expected a class or a mask as label; got {described(label)}") from None
+
+
+class DatasetSource(_Wrapped):
+    """One whose items are found by their number."""
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._sample(self.dataset[index], index)
+
+    def samples(self, part: int, parts: int, seed: int | None) -> Iterator[Sample]:
+        return (self[index] for index in range(len(self)))
+
+
+class DatasetStream(_Wrapped):
+    """One that gives its items one after the other."""
+
+    def count(self) -> int | None:
+        """How many items it says it has."""
+        return count_items(self.dataset)
+
+
+Source = FileSource | HuggingFaceSource | DatasetSource
+Stream = HuggingFaceStream | WebDatasetStream | DatasetStream
 
 
 def _is_local(url: str) -> bool:
@@ -282,7 +301,7 @@ def _is_local(url: str) -> bool:
 
 def _is_image(name: str) -> bool:
     """Whether a file is an image, by its name or its ending alone."""
-    return bool(is_img_extension(f".{name.rpartition('.')[2].lower()}"))
+    return f".{name.rpartition('.')[2].lower()}" in ENDINGS
 
 
 def open_source(data: str | Path, num_classes: int | None = None) -> Source | Stream:
@@ -305,9 +324,20 @@ def open_source(data: str | Path, num_classes: int | None = None) -> Source | St
     return FileSource(files, labels, f"{len(files)} images of {Path(data).resolve().name}")
 
 
+def is_dataset(data: Any) -> TypeGuard[Dataset[Any]]:
+    """Whether something is a `Dataset`, of PyTorch's or Hugging Face's kind."""
+    return isinstance(data, Dataset) or (type(data).__module__.startswith("datasets.") and hasattr(data, "features"))
+
+
+def open_dataset(dataset: Any) -> DatasetSource | DatasetStream:
+    """Make a source, or a stream of a dataset that has no numbers, of what `is_dataset` knows."""
+    is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__")
+    return DatasetStream(dataset) if is_stream else DatasetSource(dataset)
+
+
 def has_pixel_labels(source: Source | Stream) -> bool:
     """Whether the images of a source have masks."""
-    return isinstance(source, FileSource) and source.labels is not None and isinstance(source.labels[0], Mask)
+    return getattr(source, "has_masks", False)
 
 
 def choose_samples(source: Source | Stream, most: int) -> list[Sample]:

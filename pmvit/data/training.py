@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from timm.utils.random import random_seed
 
-from pmvit.data.batches import EveryNth, TrainingBatch, unpack
+from pmvit.data.batches import EveryNth, TrainingBatch, count_items, unpack
 from pmvit.data.loaders import Broken, Images, Reader, StreamedImages, data_loader, plain_errors
 from pmvit.data.seeding import seed_for
 from pmvit.data.sources import Source, Stream, endless, reader_part
@@ -126,14 +126,15 @@ class LoaderData:
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int, process: tuple[int, int]) -> None:
-        if not isinstance(loader, Sized):
+        count = count_items(loader) if isinstance(loader, Sized) else None  # an iterator ends after one epoch
+        if count is None:
             raise PmvitError("expected a training loader with a length, as a list or a DataLoader has; got one without")
         self.broken = Broken()
         self._batches = EveryNth(loader, process)
-        self._count = len(loader) // process[1]
+        self._count = count // process[1]
         self._seed = seed
         if not self._count:
-            raise PmvitError(f"expected at least {process[1]} batches, one per process; got {len(loader)}")
+            raise PmvitError(f"expected at least {process[1]} batches, one per process; got {count}")
 
     def __len__(self) -> int:
         return self._count
@@ -147,7 +148,7 @@ class LoaderData:
             if batch is None:
                 raise PmvitError(f"expected {self._count} batches in every epoch; the loader ended after {place}")
             if place >= skip:
-                yield TrainingBatch(*unpack(batch), [f"batch {place} of epoch {number + 1}"])
+                yield TrainingBatch(*unpack(batch, bytes_too=True), [f"batch {place} of epoch {number + 1}"])
 
     def close(self) -> None:
         """Nothing to do: the loader is its maker's."""

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pmvit.data.batches import check_labels, count_batches, unpack, unreadable
+from pmvit.data.batches import check_labels, count_items, unpack, unreadable
+from pmvit.data.opening import ImageData, evaluation_loader
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import Reference, named
 from pmvit.hosts.modes import evaluation_mode
@@ -54,10 +55,14 @@ class Evaluation(WithQuality):
 
 
 def measure(logits: Tensor, labels: Tensor | None, reference: Tensor | None) -> Measured:
-    """What one batch contributes: a number for each image, by name. Dense predictions count as their mean."""
-    result = {}
+    """What one batch contributes: a number for each image, by name. Dense predictions count as their mean.
+
+    Beside what `Evaluation` has: `label`, if there are labels, and the class that is predicted, `prediction`.
+    """
+    result = {"prediction": logits.argmax(-1)} if logits.dim() == 2 else {}
     log_probabilities = logits.float().log_softmax(-1)
     if labels is not None:
+        result["label"] = labels
         ranked = logits.topk(min(5, logits.shape[-1])).indices
         result["top1"] = ranked[:, 0] == labels
         result["top5"] = (ranked == labels[:, None]).any(1)
@@ -76,7 +81,7 @@ def _per_image(values: Tensor) -> Tensor:
 
 
 def evaluate(
-    model: nn.Module, data: Iterable[Any], *, reference: nn.Module | Reference | None = None, progress: bool = True
+    model: nn.Module, data: ImageData, *, reference: nn.Module | Reference | None = None, progress: bool = True
 ) -> Evaluation:
     """Measure a classifier on labelled images, on unlabelled ones against a reference alone.
 
@@ -84,7 +89,8 @@ def evaluate(
 
     Args:
         model: The model to measure, compressed or not.
-        data: A loader of `(images, labels)` or of images.
+        data: Images with or without labels, as `as_loader` knows them: a path or a word for a dataset, a `Dataset`, a
+            tensor, or what yields batches of `(images, labels)` or of images.
         reference: The original, for agreement and divergence; `reference_for(model)` finds it.
         progress: Show a progress bar.
     """
@@ -93,14 +99,15 @@ def evaluate(
 
 def evaluate_all(
     models: Sequence[nn.Module],
-    data: Iterable[Any],
+    data: ImageData,
     *,
     reference: nn.Module | Reference | None = None,
     progress: bool = True,
 ) -> list[Evaluation]:
     """`evaluate` several models on the same images, which are read once and shown to the reference once."""
     compared_with, name = named(reference)
-    return [summarize(found, name) for found in measure_each_image(models, data, compared_with, progress)]
+    loader = evaluation_loader(models[0], data)
+    return [summarize(found, name) for found in measure_each_image(models, loader, compared_with, progress)]
 
 
 def measure_each_image(
@@ -109,18 +116,21 @@ def measure_each_image(
     """For each model, a number for each image, by the names of `Evaluation`; `images` and `broken` are ones to count.
 
     Raises:
-        PmvitError: If there is no image, or a label that a model does not know.
+        PmvitError: If there is no image, a label that a model does not know, or an output that is not finite.
     """
     collected: list[dict[str, list[Tensor]]] = [{"images": []} for _ in models]
     with ExitStack() as modes, torch.inference_mode():
         for model in models if reference is None else [*models, reference]:
             modes.enter_context(evaluation_mode(model))
-        for batch in track(data, "evaluate", count_batches(data), show=progress):
+        for batch in track(data, "evaluate", count_items(data), show=progress):
             images, labels = unpack(batch)
             expected = None if reference is None else predict(reference, images.to(device_of(reference)))
+            if expected is not None:
+                check_finite(expected, "the reference")
             for model, found in zip(models, collected, strict=True):
                 known = expected if model is reference else None
                 logits = predict(model, images.to(device_of(model))) if known is None else known
+                check_finite(logits, "the model")
                 found["images"].append(torch.ones(len(images)))
                 for name, values in _measured(model, logits, labels, expected).items():
                     found.setdefault(name, []).append(values)
@@ -128,6 +138,16 @@ def measure_each_image(
         raise PmvitError(f"expected at least one image to evaluate on; got none{unreadable(data)}")
     broken = {"broken": torch.ones(len(getattr(data, "broken", ())))}
     return [{name: torch.cat(values) for name, values in found.items()} | broken for found in collected]
+
+
+def check_finite(outputs: Tensor, whose: str) -> None:
+    """Raise `PmvitError` if outputs, the images first, are not finite: numbers made of them would mean nothing."""
+    is_finite = outputs.isfinite().reshape(len(outputs), -1).all(1)
+    if not is_finite.all():
+        raise PmvitError(
+            f"expected finite outputs, got NaN or infinity from {whose} for {int((~is_finite).sum())} of "
+            f"{len(outputs)} images of a batch: are its weights and these images finite? Half precision overflows early"
+        )
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pmvit.data.batches import IGNORED, check_labels, count_batches, unpack
+from pmvit.data.batches import IGNORED, check_labels, count_items, unpack
+from pmvit.data.opening import ImageData, evaluation_loader
 from pmvit.errors import PmvitError
-from pmvit.evaluation.classification import Measured
+from pmvit.evaluation.classification import Measured, check_finite
 from pmvit.evaluation.reference import Reference, named
 from pmvit.evaluation.sliding import at_size, check_stride, count_windows, sliding_logits
 from pmvit.hosts import find_host, host_of
@@ -95,7 +96,7 @@ def pixel_accuracy(counts: Tensor) -> Tensor:
 
 def evaluate_segmentation(
     model: nn.Module,
-    data: Iterable[Any],
+    data: ImageData,
     *,
     reference: nn.Module | Reference | None = None,
     window: tuple[int, int] | None = None,
@@ -107,15 +108,17 @@ def evaluate_segmentation(
 
     Args:
         model: The model to measure, compressed or not.
-        data: A loader of `(images, labels)`, with labels of shape (batch, height, width) of any size and 255 for pixels
-            that do not count; or of images, which are compared with the reference alone.
+        data: Images with masks, as `as_loader` knows them: a path, a `Dataset`, or what yields batches of `(images,
+            labels)`, with labels of shape (batch, height, width) of any size and 255 for pixels that do not count. Or
+            images alone, which are compared with the reference.
         reference: The original; `reference_for(model)` finds it.
         window: Height and width of a window; the size of the model's images if not given.
         stride: Pixels from one window to the next; the window itself if not given.
         batch_size: Windows that run at a time.
         progress: Show a progress bar.
     """
-    return summarize(count_pixels(model, data, reference, progress, window, stride, batch_size), model, reference)
+    loader = evaluation_loader(model, data)
+    return summarize(count_pixels(model, loader, reference, progress, window, stride, batch_size), model, reference)
 
 
 def count_pixels(
@@ -144,7 +147,7 @@ def count_pixels(
     counts: dict[str, list[Any]] = defaultdict(list)
     *_, last = models.values()
     with evaluation_mode(model), evaluation_mode(last), torch.inference_mode():
-        for batch in track(data, "evaluate", count_batches(data), show=progress):
+        for batch in track(data, "evaluate", count_items(data), show=progress):
             images, labels = unpack(batch)
             labels = labels.to(device) if labels is not None and labels.dim() == 3 else None
             if labels is None and compared_with is None:
@@ -158,6 +161,7 @@ def count_pixels(
             for prefix, each in models.items():
                 begun = time.perf_counter()
                 scores = sliding_logits(each, images.to(device), size, strides, batch_size=batch_size)
+                check_finite(scores, "the reference" if prefix else "the model")
                 if device.type != "cpu":
                     torch.accelerator.synchronize()
                 counts[f"{prefix}seconds"].append(ones * is_warm * (time.perf_counter() - begun) / len(images))

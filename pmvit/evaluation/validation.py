@@ -14,6 +14,7 @@ from pmvit.evaluation import classification, segmentation
 from pmvit.evaluation.classification import Evaluation, Measured
 from pmvit.evaluation.reference import Reference, named
 from pmvit.evaluation.segmentation import SegmentationEvaluation, labels_pixels
+from pmvit.files import config_from
 
 AnyEvaluation = Evaluation | SegmentationEvaluation
 
@@ -47,13 +48,11 @@ def pooled(parts: Sequence[Measured]) -> Measured:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def evaluation_from(data: dict[str, Any]) -> AnyEvaluation:
+def evaluation_from(data: dict[str, Any], where: str = "the evaluation") -> AnyEvaluation:
     """The evaluation that `asdict` made JSON data of; what else stands there is left out."""
     kind: type[AnyEvaluation] = SegmentationEvaluation if "miou" in data else Evaluation
-    values: dict[str, Any] = {field.name: data[field.name] for field in fields(kind) if field.name in data}
-    if isinstance(values.get("class_iou"), list):
-        values["class_iou"] = tuple(values["class_iou"])
-    return kind(**values)
+    known = {field.name: data[field.name] for field in fields(kind) if field.name in data}
+    return config_from(kind, known, where)
 
 
 class Unlabelled:

@@ -15,6 +15,7 @@ from pmvit.hosts.parts import AnyModule as AnyModule
 from pmvit.hosts.parts import PlainParts
 from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows
+from pmvit.wrapping import HostChange as HostChange
 
 # A traced model does not know yet whether it will be given a mask. Names are wrapped where they are called from.
 torch.fx.wrap("bias_at_centres")
@@ -132,28 +133,6 @@ class PartNames(NamedTuple):
     mlp: tuple[str, str] | None = None
     without_tokens: tuple[str, ...] = ()
     on_padding: tuple[str, ...] = ()
-
-
-class HostChange(NamedTuple):
-    """One attribute of a host's module that compression had to change, and what it was before."""
-
-    module: nn.Module
-    attribute: str
-    original: Any
-
-    @classmethod
-    def make(cls, module: nn.Module, attribute: str, value: Any) -> "HostChange":
-        """Change an attribute, and remember it."""
-        change = cls(module, attribute, getattr(module, attribute))
-        setattr(module, attribute, value)
-        return change
-
-    def undo(self) -> None:
-        """Make the attribute again what it was."""
-        if getattr(self.original, "__self__", None) is self.module:  # a method of its class
-            delattr(self.module, self.attribute)
-        else:
-            setattr(self.module, self.attribute, self.original)
 
 
 class Host:

@@ -1,30 +1,22 @@
 """States a model is put in for a while and taken out of again."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from inspect import isdatadescriptor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
 
 from pmvit.errors import PmvitError
+from pmvit.wrapping import HostChange
 
 
 @contextmanager
 def changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
     """Objects with other attributes, each given with the name of one and its value; as before afterwards."""
-    own = [name in vars(thing) or isdatadescriptor(getattr(type(thing), name, None)) for thing, name, _ in changes]
-    before = [getattr(thing, name) if kept else None for (thing, name, _), kept in zip(changes, own, strict=True)]
-    try:
-        for thing, name, value in changes:
-            setattr(thing, name, value)
+    with ExitStack() as undoing:
+        for change in changes:
+            undoing.callback(HostChange.make(*change).undo)
         yield
-    finally:
-        for (thing, name, _), kept, value in zip(changes, own, before, strict=True):
-            if kept:
-                setattr(thing, name, value)
-            else:
-                vars(thing).pop(name, None)
 
 
 @contextmanager

@@ -83,13 +83,35 @@ def logits_of(output: Any) -> Tensor:
 def predict(model: nn.Module, images: Tensor) -> Tensor:
     """Run a model of any library on images: its logits, classes last, or what else it makes of them."""
     host = find_host(model)
-    return logits_of(model(images) if host is None else host.call(images))
+    if host is None:
+        return logits_of(model(images))
+    try:
+        return logits_of(host.call(images))
+    except (AssertionError, RuntimeError, ValueError):
+        check_size(host, images)
+        raise
+
+
+def check_size(host: Host, images: Tensor) -> None:
+    """Raise `PmvitError` if images are not of the one size that a plan for a model is for."""
+    got, expected = tuple(images.shape[1:]), host.input_size()
+    if got != expected:
+        raise PmvitError(
+            f"expected images of shape {expected}, as the model takes them; got {got}. A model of timm is brought to "
+            "another size by its set_input_size, or by img_size= when it is made"
+        )
 
 
 def gives_logits(model: nn.Module) -> bool:
     """Whether a model puts out scores of classes, and not an embedding or features."""
     host = find_host(model)
     return host is None or host.outputs().gives_logits
+
+
+def num_classes_of(model: nn.Module) -> int | None:
+    """How many classes a model tells apart; `None` if it is no classifier."""
+    host = find_host(model)
+    return getattr(model, "num_classes", None) or None if host is None else host.outputs().num_classes
 
 
 class Predictor(nn.Module):

@@ -74,17 +74,13 @@ class PlainMlp(nn.Module):
     def __init__(self, expand: AnyModule, activation: nn.Module, contract: AnyModule) -> None:
         super().__init__()
         self.expand, self.activation, self.contract = expand, activation, contract
-        self.gelu = _gelu_of(activation)
+        self.gelu = GELUS.get(type(activation).__name__)
+        if isinstance(activation, nn.GELU):
+            self.gelu = "none" if activation.approximate == "none" else "tanh"
 
     def forward(self, tokens: Tensor) -> Tensor:
         result: Tensor = self.contract(self.activation(self.expand(tokens)))
         return result
-
-
-def _gelu_of(activation: nn.Module) -> Gelu | None:
-    if isinstance(activation, nn.GELU):
-        return "none" if activation.approximate == "none" else "tanh"
-    return GELUS.get(type(activation).__name__)
 
 
 def plain_parts(
@@ -100,12 +96,9 @@ def plain_parts(
 
     Args:
         block: The block; its MLP is called `mlp`.
-        attention: That of the block.
-        qkv: As in `PlainParts`, like `rotary` and `bias`.
+        attention: That of the block; `qkv`, `rotary` and `bias` are as in `PlainParts`.
         norms: The names of what normalises before attention and before the MLP.
         mlp_layers: The names of the first layer of the MLP, its activation and its last layer, if these are all of it.
-        rotary: See `qkv`.
-        bias: See `qkv`.
     """
     projection: nn.Linear = _first(attention, "proj", "o_proj", "out_proj")
     num_heads = int(_first(attention, "num_heads", "num_attention_heads"))

@@ -17,6 +17,11 @@ from pmvit.hosts.making import folder_config, import_library
 from pmvit.hosts.timm.vit import TimmViT
 
 PACKAGE = "segmentation_models_pytorch"
+OWN_ARGUMENTS = (
+    *("encoder_name", "encoder_depth", "encoder_weights", "encoder_output_indices"),
+    *("decoder_readout", "decoder_intermediate_channels", "decoder_fusion_channels"),
+    *("in_channels", "classes", "activation", "aux_params"),
+)
 WITH_LOGITS = (nn.Identity, nn.LogSoftmax)  # what may end a head whose numbers are to be logits
 
 
@@ -27,6 +32,7 @@ class SmpDpt(TimmViT):
     key = "smp-dpt"
     family = "segmentation_models_pytorch DPT (on a timm plain ViT)"
     library = PACKAGE
+    accepted = TimmViT.accepted.union(OWN_ARGUMENTS)
     path = "encoder.model"
 
     @classmethod

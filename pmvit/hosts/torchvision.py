@@ -23,6 +23,10 @@ from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows
 
 TRAITS = ("image_size", "patch_size", "hidden_dim", "mlp_dim", "dropout", "attention_dropout", "num_classes")
+SWIN_ARGUMENTS = (
+    *("patch_size", "embed_dim", "depths", "num_heads", "window_size", "mlp_ratio", "dropout", "attention_dropout"),
+    *("stochastic_depth_prob", "num_classes", "image_size"),
+)
 # Of the weights torchvision gives, for Swin v1 and v2: the side of an image, and of what it is cut from.
 SIDES = ((224, 232), (256, 260))
 
@@ -55,6 +59,8 @@ class TorchvisionViT(TorchvisionModel):
     key = "torchvision-vit"
     family = "torchvision VisionTransformer"
     takes_attention_bias = True
+    accepted = frozenset((*TRAITS, "representation_size", "num_layers", "num_heads"))
+    head = "heads"
     made_in = ("torchvision.models.vision_transformer", "VisionTransformer")
 
     def block_names(self) -> list[str]:
@@ -100,7 +106,7 @@ class TorchvisionViT(TorchvisionModel):
         read_off["num_layers"] = len(model.encoder.layers)
         read_off["num_heads"] = model.encoder.layers[0].num_heads
         described = {**read_off, **(arguments or {})}
-        return {"architecture": type(model).__name__, "arguments": described, "data": self.data_config()}
+        return self.checked({"architecture": type(model).__name__, "arguments": described, "data": self.data_config()})
 
     @classmethod
     def make(cls, description: dict[str, Any]) -> AnyModule:
@@ -148,6 +154,7 @@ class TorchvisionSwin(SwinHost, TorchvisionModel):
 
     key = "torchvision-swin"
     family = "torchvision Swin (swin_t, swin_s, swin_b, swin_v2_t, swin_v2_s, swin_v2_b)"
+    accepted = frozenset(SWIN_ARGUMENTS)
     made_in = ("torchvision.models.swin_transformer", "SwinTransformer")
 
     def names(self, block: nn.Module) -> Names:
@@ -191,7 +198,8 @@ class TorchvisionSwin(SwinHost, TorchvisionModel):
             "image_size": list(self.input_size()[1:]),
         }
         name = f"SwinTransformer{'V2' if self._is_v2() else ''}"
-        return {"architecture": name, "arguments": {**read_off, **(arguments or {})}, "data": self.data_config()}
+        arguments = {**read_off, **(arguments or {})}
+        return self.checked({"architecture": name, "arguments": arguments, "data": self.data_config()})
 
     @classmethod
     def make(cls, description: dict[str, Any]) -> AnyModule:

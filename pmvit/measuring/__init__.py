@@ -2,7 +2,7 @@
 
 A *metric* says how much differences of tokens matter, for plans that adapt to the image (ours, see `metric`). *Merge
 costs* say what merging tokens does to the output (ours, see `merge_costs`). *Scores* say how much each token of each
-layer matters (Eq. 9 through the value tensor, see `score_recorder`). `measure` chooses between them.
+layer matters (Eq. 9 through the value tensor, see `listener`). `measure` chooses between them.
 """
 
 from pmvit.measuring.merge_costs import Merge as Merge

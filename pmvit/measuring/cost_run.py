@@ -1,6 +1,6 @@
 """Merge costs: run images forward and backward, and merge the tokens of every block in the cheapest order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -8,53 +8,27 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.config import MergeCostConfig
-from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
-from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
+from pmvit.hosts.modes import evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import predict
-from pmvit.measuring.cost_recorder import BlockPart, EffectRecorder
 from pmvit.measuring.flops import BlockCost, ModelCost, model_cost
-from pmvit.measuring.merge_costs import HALVES, MergeCosts
+from pmvit.measuring.listener import EffectRecorder
+from pmvit.measuring.merge_costs import HALVES, BlockPart, MergeCosts
 from pmvit.measuring.merging import BlockMerges, Clusters, mirrored, neighbours, order_merges
+from pmvit.measuring.probe import opened, probe
 from pmvit.progress import Bar
-from pmvit.wrapping import compression_of, fingerprint
+from pmvit.wrapping import fingerprint
 
 ROWS = 512  # combinations of the images' effects that are kept; what is lost changes a cost by about 6 %
 
 
 def measure_merge_costs(
-    model: nn.Module,
-    loader: Iterable[Any],
-    config: MergeCostConfig,
-    *,
-    progress: bool = True,
+    model: nn.Module, loader: Iterable[Any], config: MergeCostConfig, *, progress: bool = True
 ) -> MergeCosts:
-    """Measure what merging tokens costs in every block. Labels are not read; the model is left as it was.
-
-    Args:
-        model: An uncompressed model.
-        loader: Yields `(images, labels)` or images.
-        config: How to measure.
-        progress: Show a progress bar.
-
-    Raises:
-        PmvitError: If the model attends inside windows, what is measured is not finite, or the input does not fit.
-    """
-    if compression_of(model) is not None:
-        raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
-    check_trainable(model)
-    host = host_of(model)
-    layouts = host.layouts()
-    if not can_measure_merges(model):
-        raise PmvitError(
-            f"expected attention over the whole of one grid to measure merges; a {type(model).__name__} attends inside "
-            'windows: measure scores, method="scored"'
-        )
-    batches = list(first_batches(loader, config.limit))
-    if not batches:
-        raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
-    layout, cost = layouts[0], model_cost(model)
+    """Measure what merging tokens costs in every block; see `measure`."""
+    host, batches = opened(model, loader, config.limit, "measure merges", 'measure scores, method="scored"')
+    layout, cost = host.layout, model_cost(model)
     near = torch.ones(2 * (layout.num_patches,), dtype=torch.bool)
     if config.groups == "neighbours":
         near = neighbours(layout.grid)
@@ -72,26 +46,6 @@ def measure_merge_costs(
         data=str(getattr(loader, "name", type(loader).__name__)),
         skip=host.reading().default_skip,
     )
-
-
-def can_measure_merges(model: nn.Module) -> bool:
-    """Whether merges of this model can be measured: all its blocks attend over the whole of one grid."""
-    layouts = host_of(model).layouts()
-    return all(layout.windows is None and layout == layouts[0] for layout in layouts)
-
-
-def probe(output: Tensor, is_logits: bool, generator: torch.Generator) -> Tensor:
-    """A random direction of the output, for each image: the mean square of a change along it is what the change costs.
-
-    Of logits, that is twice the divergence of the predictions, to second order (the covariance of the direction is the
-    Fisher information `diag(p) - p p^T`); of any other output, the squared distance.
-    """
-    signs = torch.randint(0, 2, output.shape, generator=generator).to(output.device, output.dtype) * 2 - 1
-    if not is_logits:
-        return signs
-    probabilities = output.detach().softmax(-1)
-    direction = probabilities.sqrt() * signs
-    return direction - probabilities * direction.sum(-1, keepdim=True)
 
 
 def _cost(cost: ModelCost, part: BlockPart) -> BlockCost:
@@ -119,7 +73,7 @@ def _effects(
         states.enter_context(host.observed())
         recorder = EffectRecorder(blocks, layout, norms)
         states.callback(recorder.remove_hooks)
-        parts = recorder.block_parts()
+        parts = recorder.block_parts
         rows = max(min(int(config.memory * 1e9 / (8 * len(parts) * layout.num_patches**2)), ROWS), 1)
         scale = (sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
         sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in parts]
@@ -149,13 +103,3 @@ def add_combinations(total: Tensor, effect: Tensor, scale: float, generator: tor
     sums = total.numpy()  # small sums, for which waiting for threads would take longer than adding
     for row, sign, of_image in zip(rows, signs, effect.numpy(), strict=True):
         sums[row] += sign * scale * of_image
-
-
-def first_batches(loader: Iterable[Any], count: int) -> Iterator[Tensor]:
-    """Batches of images until there are as many."""
-    for batch in loader:
-        images = unpack(batch)[0][:count]
-        count -= len(images)
-        yield images
-        if count <= 0:
-            return

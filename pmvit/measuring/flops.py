@@ -1,5 +1,6 @@
 """Multiply-accumulates and parameters, counted on the graph that really runs."""
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from pmvit.adaptive import AdaptiveBlock
+from pmvit.files import typed
 from pmvit.hosts import Host, host_of
 from pmvit.hosts.modes import evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import Predictor, as_module
@@ -69,6 +71,10 @@ class BlockCost:
     padded: int = 0
     mlp: int = 0
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            typed(int, value, name)
+
     def halves(self) -> tuple["BlockCost", "BlockCost"]:
         """Attention and MLP apart."""
         rest = BlockCost(self.linear - self.mlp, self.quadratic, self.constant, self.width, self.padded)
@@ -88,6 +94,9 @@ class ModelCost:
 
     outside: int
     blocks: tuple[BlockCost, ...]
+
+    def __post_init__(self) -> None:
+        typed(int, self.outside, "outside")
 
     @property
     def macs(self) -> float:
@@ -121,8 +130,11 @@ def elementwise_macs(num_tokens: int, num_groups: int, width: int) -> int:
     return (num_tokens + num_groups) * width
 
 
-def _count(model: nn.Module) -> tuple[dict[str, dict[Any, int]], str]:
-    """Run one image through the model in evaluation mode and count: FLOPs by module and operator, the model's name."""
+def _count(model: nn.Module) -> defaultdict[str, Counter[Any]]:
+    """Run one image through the model in evaluation mode and count: multiply-accumulates by module and operator.
+
+    Modules have their names in the model; what the whole of it takes is under the empty name.
+    """
     parameter = next(model.parameters())
     host = host_of(model)
     image = torch.zeros(1, *host.input_size(), device=parameter.device, dtype=parameter.dtype)
@@ -130,8 +142,12 @@ def _count(model: nn.Module) -> tuple[dict[str, dict[Any, int]], str]:
     module = as_module(model)
     with evaluation_mode(model), frozen_parameters(model), host.observed(counting=True), torch.no_grad(), counter:
         module(image)
-    root = type(module).__name__
-    return counter.get_flop_counts(), f"{root}.model" if isinstance(module, Predictor) else root
+    root = type(module).__name__ + (".model." if isinstance(module, Predictor) else ".")
+    result: defaultdict[str, Counter[Any]] = defaultdict(Counter)
+    for name, counts in counter.get_flop_counts().items():
+        of_module = {operator: count // 2 for operator, count in counts.items()}
+        result["" if name == "Global" else name.removeprefix(root)] = Counter(of_module)
+    return result
 
 
 def flops(model: nn.Module) -> Flops:
@@ -141,28 +157,20 @@ def flops(model: nn.Module) -> Flops:
     the element-wise shortcut of every compressed block. Like the papers of the field, one multiply-accumulate counts
     as one FLOP, and normalisation, activations and residual additions of the host do not count.
     """
-    counts, root = _count(model)
-    host = host_of(model)
-    wrappers = {name: module for name, module in model.named_modules() if isinstance(module, PruneMerge)}
+    counts, host = _count(model), host_of(model)
     products = shortcuts = 0
-    adaptive = {name: module for name, module in model.named_modules() if isinstance(module, AdaptiveBlock)}
-    for name, block in adaptive.items():
-        inside = sum(counts[f"{root}.{name}.block"].values())
-        products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
-        shortcuts += elementwise_macs(host.layout.num_tokens, block.count, block_width(host, block.block))
-    for name, wrapper in wrappers.items():
-        if f"{root}.{name}" not in counts:  # only its block was called, without the operations
-            continue
-        inside = sum(counts[f"{root}.{name}.block"].values())
-        products += (sum(counts[f"{root}.{name}"].values()) - inside) // 2
-        num_tokens, num_groups = wrapper.token_mask.numel(), wrapper.centres.numel()
-        shortcuts += elementwise_macs(num_tokens, num_groups, block_width(host, wrapper.block))
     for name, module in model.named_modules():
         if isinstance(module, (MergedNorm, SpreadMlp)):
-            inside = sum(counts.get(f"{root}.{name}.mlp", {}).values())
-            products += (sum(counts.get(f"{root}.{name}", {}).values()) - inside) // 2
+            products += counts[name].total() - counts[f"{name}.mlp"].total()
+        elif isinstance(module, (AdaptiveBlock, PruneMerge)) and counts[name]:  # or only its block was called
+            products += counts[name].total() - counts[f"{name}.block"].total()
+            if isinstance(module, AdaptiveBlock):
+                num_tokens, num_groups = host.layout.num_tokens, module.count
+            else:
+                num_tokens, num_groups = module.token_mask.numel(), module.centres.numel()
+            shortcuts += elementwise_macs(num_tokens, num_groups, block_width(host, module.block))
     return Flops(
-        macs=sum(counts["Global"].values()) // 2 + shortcuts,
+        macs=counts[""].total() + shortcuts,
         module_macs=products + shortcuts,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         module_parameters=sum(
@@ -175,23 +183,19 @@ def flops(model: nn.Module) -> Flops:
 
 def model_cost(model: nn.Module) -> ModelCost:
     """Measure what each block of an uncompressed model costs and how it grows with the number of tokens."""
-    counts, root = _count(model)
+    counts, host = _count(model), host_of(model)
     blocks = []
-    host = host_of(model)
     for name in host.block_names():
         block = model.get_submodule(name)
-        by_operator = counts[f"{root}.{name}"]
-        quadratic = sum(n for operator, n in by_operator.items() if operator in _ATTENTION) // 2
-        apart = [counts.get(f"{root}.{name}.{part}", {}) for part in host.part_names(block).without_tokens]
-        constant = sum(sum(part.values()) for part in apart) // 2
-        linear = sum(by_operator.values()) // 2 - quadratic - constant
-        inside = [counts.get(f"{root}.{name}.{part}", {}) for part in host.part_names(block).on_padding]
-        padded = sum(sum(part.values()) for part in inside) // 2 - quadratic - constant if inside else 0
-        parts = host.part_names(block).mlp
-        mlp = sum(counts.get(f"{root}.{name}.{parts[1]}", {}).values()) // 2 if parts is not None else 0
+        parts = host.part_names(block)
+        quadratic = sum(count for operator, count in counts[name].items() if operator in _ATTENTION)
+        constant = sum(counts[f"{name}.{part}"].total() for part in parts.without_tokens)
+        linear = counts[name].total() - quadratic - constant
+        inside = [counts[f"{name}.{part}"].total() for part in parts.on_padding]
+        padded = sum(inside) - quadratic - constant if inside else 0
+        mlp = 0 if parts.mlp is None else counts[f"{name}.{parts.mlp[1]}"].total()
         blocks.append(BlockCost(linear, quadratic, constant, block_width(host, block), padded, mlp))
-    outside = sum(counts["Global"].values()) // 2 - sum(int(block.macs(1.0)) for block in blocks)
-    return ModelCost(outside, tuple(blocks))
+    return ModelCost(counts[""].total() - sum(int(block.macs(1.0)) for block in blocks), tuple(blocks))
 
 
 def block_width(host: Host, block: nn.Module) -> int:

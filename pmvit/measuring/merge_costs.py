@@ -4,14 +4,15 @@ import math
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from pmvit.config import MergeCostConfig
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields, config_from, read_document, write_text
-from pmvit.measuring.flops import BlockCost, ModelCost
+from pmvit.files import fields_from, read_document, write_document
+from pmvit.measuring.flops import ModelCost
 
 Part = Literal["block", "attention", "mlp"]  # what is merged: a whole block, or one of its halves
+BlockPart = tuple[int, Part]  # a block, and what of it
 
 FORMAT, OLD_FORMAT, VERSION = "pmvit-merge-costs", "pmvit-prices", 3
 HALVES: tuple[Part, ...] = ("attention", "mlp")
@@ -84,7 +85,7 @@ class MergeCosts:
 
     def save(self, path: str | Path) -> None:
         """Write the merge costs as JSON."""
-        write_text(Path(path), dumps({"format": FORMAT, "version": VERSION, **asdict(self)}) + "\n")
+        write_document(Path(path), dumps({"format": FORMAT, "version": VERSION, **asdict(self)}))
 
     @staticmethod
     def load(path: str | Path) -> "MergeCosts":
@@ -95,27 +96,13 @@ class MergeCosts:
         """
         where = str(path)
         document = read_document(Path(path), (FORMAT, OLD_FORMAT), VERSION)
-        check_fields(document, ("format", "version", *MergeCosts.__dataclass_fields__), where)
         try:
             document = _upgrade(document)
-            height, width = (int(side) for side in document["grid"])
-            cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
-            merges = tuple(_merge(entry) for entry in document["merges"])
-            skip = tuple(int(index) for index in document["skip"])
         except (TypeError, ValueError, KeyError) as error:
-            raise PmvitError(f"{where}: the merge costs are malformed ({error}): measure the model again") from None
-        _check(merges, height * width, len(cost.blocks), where)
-        return MergeCosts(
-            merges=merges,
-            grid=(height, width),
-            num_prefix=document["num_prefix"],
-            cost=cost,
-            config=config_from(MergeCostConfig, document["config"], f"{where}: config"),
-            images=document["images"],
-            model=document["model"],
-            data=document["data"],
-            skip=skip,
-        )
+            raise PmvitError(f"{where}: the merge costs are malformed ({error!r}): measure the model again") from None
+        costs = MergeCosts(**fields_from(MergeCosts, document, where, beside=("format", "version")))
+        _check(costs, where)
+        return costs
 
 
 def _upgrade(document: dict[str, Any]) -> dict[str, Any]:
@@ -129,20 +116,18 @@ def _upgrade(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "merges": merges, "config": {**config, "parts": "whole"}}
 
 
-def _merge(entry: Any) -> Merge:
-    block, part, first, second, cost = entry
-    if part not in get_args(Part):
-        raise ValueError(f"{part!r} is no part of a block")
-    return Merge(int(block), part, int(first), int(second), float(cost))
-
-
-def _check(merges: tuple[Merge, ...], num_tokens: int, depth: int, where: str) -> None:
+def _check(costs: MergeCosts, where: str) -> None:
     """See that each merge is of two groups that there are."""
-    left: dict[tuple[int, Part], set[int]] = {}
-    for block, part, first, second, cost in merges:
-        if not 0 <= block < depth:
-            raise PmvitError(f"{where}: expected merges in blocks 0 to {depth - 1}, got one in block {block}")
-        groups = left.setdefault((block, part), set(range(num_tokens)))
+    left: dict[BlockPart, set[int]] = {}
+    if min(costs.grid) < 1 or costs.num_patches > len(costs.merges) + 1:
+        raise PmvitError(
+            f"{where}: expected the merges of {costs.grid[0]} x {costs.grid[1]} tokens, got {len(costs.merges)}: "
+            "measure the model again"
+        )
+    for block, part, first, second, cost in costs.merges:
+        if not 0 <= block < costs.depth:
+            raise PmvitError(f"{where}: expected merges in blocks 0 to {costs.depth - 1}, got one in block {block}")
+        groups = left.setdefault((block, part), set(range(costs.num_patches)))
         if first == second or not {first, second} <= groups or not math.isfinite(cost):
             raise PmvitError(
                 f"{where}: block {block}: expected merges of two groups that are left, got {first} and {second}"

@@ -1,8 +1,5 @@
 """`measure`: the one step from images to what a plan is made from: a metric, merge costs or scores."""
 
-import json
-from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -10,10 +7,15 @@ from torch import nn
 
 from pmvit.config import MeasureOptions, MergeCostConfig, MetricConfig, ScoreConfig, with_keywords
 from pmvit.config.measuring import PAPER_SCORES, Measurement, Method
+from pmvit.data.opening import ImageData, as_loader
 from pmvit.errors import PmvitError
-from pmvit.measuring.cost_run import can_measure_merges, measure_merge_costs
+from pmvit.files import parse_json, read_text
+from pmvit.hosts import host_of
+from pmvit.measuring.cost_run import measure_merge_costs
 from pmvit.measuring.merge_costs import FORMAT, OLD_FORMAT, MergeCosts
-from pmvit.measuring.metric import TokenMetric, is_metric, measure_metric
+from pmvit.measuring.metric import TokenMetric, is_metric
+from pmvit.measuring.metric_run import measure_metric
+from pmvit.measuring.probe import attends_everywhere
 from pmvit.measuring.score_run import score
 from pmvit.measuring.scores import Scores
 
@@ -32,7 +34,7 @@ CONFIGS: dict[Measurement, type[MeasureConfig]] = {
 @overload
 def measure(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: ImageData,
     *,
     method: Literal["scored", "paper"],
     checkpoint: str | Path | None = None,
@@ -44,7 +46,7 @@ def measure(
 @overload
 def measure(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: ImageData,
     *,
     method: Literal["measured"],
     progress: bool = True,
@@ -55,7 +57,7 @@ def measure(
 @overload
 def measure(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: ImageData,
     *,
     method: Literal["adaptive"],
     progress: bool = True,
@@ -66,7 +68,7 @@ def measure(
 @overload
 def measure(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: ImageData,
     *,
     method: Method | None = None,
     checkpoint: str | Path | None = None,
@@ -78,7 +80,7 @@ def measure(
 @with_keywords(ScoreConfig, MergeCostConfig, MetricConfig)
 def measure(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: ImageData,
     *,
     method: Method | None = None,
     checkpoint: str | Path | None = None,
@@ -94,7 +96,8 @@ def measure(
 
     Args:
         model: An uncompressed model.
-        loader: Yields images or `(images, labels)`.
+        loader: Images, as `as_loader` knows them: a path or a word for a dataset, a `Dataset`, a tensor, or what yields
+            batches of images or `(images, labels)`. What can be counted is taken in an order that depends on a seed.
         method: `adaptive` for a metric; `measured` for merge costs; `scored` for scores; `paper` for scores as the
             paper's code has them.
         checkpoint: For scores: where partial sums are kept. If the file exists, scoring goes on after its last batch:
@@ -115,15 +118,14 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
     Raises:
         PmvitError: If some options are for scores alone and others, or the method, for merge costs.
     """
-    known = {kind: {field.name for field in fields(config)} for kind, config in CONFIGS.items()}
-    owners = {name: [kind for kind in CONFIGS if name in known[kind]] for name in options}
-    kind: Measurement = "scored"
-    if method is not None and method != "paper":
-        kind = method
+    owners = {
+        name: [kind for kind, config in CONFIGS.items() if name in config.__dataclass_fields__] for name in options
+    }
+    kind: Measurement = "scored" if method is None or method == "paper" else method
     if method is None:
-        fitting = [kind for kind in CONFIGS if all(kind in of_name for of_name in owners.values() if of_name)]
-        whole = can_measure_merges(model)
-        kind = next((each for each in fitting if each == "scored" or whole), "scored")
+        fitting = [each for each in CONFIGS if all(each in of_name for of_name in owners.values() if of_name)]
+        whole = attends_everywhere(host_of(model))
+        kind = next((each for each in fitting if each == "scored" or whole), kind)
     if wrong := [name for name, of_name in owners.items() if of_name and kind not in of_name]:
         raise PmvitError(
             f"{wrong[0]}: expected with the method {' or '.join(owners[wrong[0]])} alone; got it with {method or kind}"
@@ -135,12 +137,13 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
 def measure_by(
     config: MeasureConfig,
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: ImageData,
     *,
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> Measured:
     """Measure what a configuration is of; see `measure`."""
+    loader = as_loader(model, loader, labels=isinstance(config, ScoreConfig) and config.needs_labels, shuffle=True)
     if isinstance(config, ScoreConfig):
         return score(model, loader, config, checkpoint=checkpoint, progress=progress)
     if checkpoint is not None:
@@ -154,8 +157,6 @@ def read_measured(path: str | Path) -> Measured:
     """Read what `save` of scores, merge costs or a metric wrote, whichever the file says it is."""
     if is_metric(path):
         return TokenMetric.load(path)
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))["format"]
-    except (OSError, ValueError, TypeError, KeyError):
-        found = None  # and what else is wrong with the file, loading it will say
+    found = parse_json(read_text(Path(path), "a measurement"), str(path))
+    found = found.get("format") if isinstance(found, dict) else None  # what is wrong then, loading it will say
     return MergeCosts.load(path) if found in (FORMAT, OLD_FORMAT) else Scores.load(path)

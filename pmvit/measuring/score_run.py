@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from pmvit._system import this_process
 from pmvit.config import ScoreConfig
-from pmvit.data.batches import IGNORED, check_labels, count_batches, resize_labels, unpack, unreadable
+from pmvit.data.batches import IGNORED, check_labels, count_items, resize_labels, unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
-from pmvit.hosts.outputs import predict
+from pmvit.hosts.outputs import check_size, predict
 from pmvit.measuring.flops import model_cost
-from pmvit.measuring.score_recorder import Recorder
+from pmvit.measuring.listener import ScoreRecorder
+from pmvit.measuring.probe import summed_over_processes
 from pmvit.measuring.scores import PARTIAL_FORMAT, Scores
 from pmvit.progress import track
 from pmvit.wrapping import compression_of, fingerprint
@@ -53,17 +54,6 @@ def _loss(config: ScoreConfig, logits: Tensor, labels: Tensor | None) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=ignored)
 
 
-def _summed_over_processes(total: Tensor, images: int) -> tuple[Tensor, int]:
-    """Add up what every process has for this batch; with one process, what it has."""
-    if this_process()[1] == 1:
-        return total, images
-    packed = torch.cat([total.flatten(), total.new_tensor([images])])
-    if torch.distributed.get_backend() == "nccl":
-        packed = packed.cuda()
-    torch.distributed.all_reduce(packed)
-    return packed[:-1].view_as(total).cpu(), int(packed[-1])
-
-
 def score(
     model: nn.Module,
     loader: Iterable[Any],
@@ -72,19 +62,7 @@ def score(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> Scores:
-    """Measure the importance of every token in every block (Eq. 9). The model is left as it was.
-
-    Args:
-        model: An uncompressed model.
-        loader: Yields `(images, labels)`, or images where the loss needs no labels.
-        config: How to score.
-        checkpoint: Where partial sums are kept. If the file exists, scoring goes on after its last batch: the loader
-            then has to yield the same batches in the same order.
-        progress: Show a progress bar.
-
-    Raises:
-        PmvitError: If scores are not finite or all zero (the message names the layer), or the input does not fit.
-    """
+    """Measure the importance of every token in every block (Eq. 9); see `measure`."""
     if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
     check_trainable(model)
@@ -125,21 +103,25 @@ def score(
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
         states.enter_context(host.observed())
-        recorder = Recorder(config.scorer, blocks, layouts)
+        recorder = ScoreRecorder(config.scorer, blocks, layouts)
         states.callback(recorder.remove_hooks)
-        total = _number_of_batches(loader, config.iterations)
+        there = count_items(loader)
+        total = config.iterations if there is None else min(config.iterations, there)
         batches = islice(loader, sums.iterations, config.iterations)
         shown = track(batches, "measure", total, done=sums.iterations, show=progress)
         sums = _accumulate(model, recorder, shown, sums, store if this_process()[0] == 0 else None)
     if sums.iterations == 0:
         raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
-    scores = replace(sums, values=sums.values / sums.iterations)
-    _check_not_zero(scores.values)
-    return scores
+    if zero := [layer for layer, row in enumerate(sums.values) if not row.any()]:
+        raise PmvitError(
+            f"block {zero[0]}: all scores are zero, so its gradient vanishes: are the weights loaded, or is the loss "
+            "already zero?"
+        )
+    return replace(sums, values=sums.values / sums.iterations)
 
 
 def _accumulate(
-    model: nn.Module, recorder: Recorder, batches: Iterable[Any], sums: Scores, store: Path | None
+    model: nn.Module, recorder: ScoreRecorder, batches: Iterable[Any], sums: Scores, store: Path | None
 ) -> Scores:
     """Add the scores of each batch to the sums, which are written to `store` now and then and when interrupted."""
     device = next(model.parameters()).device
@@ -151,14 +133,19 @@ def _accumulate(
             left = _images_left(sums)
             if left != 0 and (batch := next(iterator, None)) is not None:
                 images, labels = unpack(batch)
+                check_size(host_of(model), images)
                 images = images[:left].to(device, non_blocking=True)
                 labels = None if labels is None else labels[:left].to(device, non_blocking=True)
                 per_image = _score_batch(model, recorder, images, labels, sums.config)
-                _check_finite(per_image)
+                if wrong := [layer for layer, rows in enumerate(per_image) if not torch.isfinite(rows).all()]:
+                    raise PmvitError(
+                        f"block {wrong[0]}: the scores are not finite: does the model give finite logits for these "
+                        "images?"
+                    )
                 if sums.config.abs_per_sample:
                     per_image = per_image.abs()
                 total, count = per_image.sum(1).cpu().double(), len(images)
-            total, count = _summed_over_processes(total, count)
+            total, count = summed_over_processes(total, count)
             if count == 0:  # no process has a batch left
                 break
             values = sums.values + (total / count).abs()
@@ -181,7 +168,7 @@ def _images_left(sums: Scores) -> int | None:
 
 
 def _score_batch(
-    model: nn.Module, recorder: Recorder, images: Tensor, labels: Tensor | None, config: ScoreConfig
+    model: nn.Module, recorder: ScoreRecorder, images: Tensor, labels: Tensor | None, config: ScoreConfig
 ) -> Tensor:
     needs_gradient = config.scorer.startswith("grad")
     with torch.inference_mode(False), torch.set_grad_enabled(needs_gradient):
@@ -190,11 +177,6 @@ def _score_batch(
         if needs_gradient:
             _loss(config, logits, labels).backward()
     return recorder.collect()
-
-
-def _number_of_batches(loader: Iterable[Any], iterations: int) -> int:
-    count = count_batches(loader)
-    return iterations if count is None else min(iterations, count)
 
 
 def _resume(start: Scores, store: Path) -> Scores:
@@ -210,20 +192,3 @@ def _resume(start: Scores, store: Path) -> Scores:
                 f"{store} holds partial scores of other {what} ({there}, not {here}): delete it to start anew"
             )
     return replace(sums, config=start.config)
-
-
-def _check_finite(values: Tensor) -> None:
-    for layer, rows in enumerate(values):
-        if not torch.isfinite(rows).all():
-            raise PmvitError(
-                f"block {layer}: the scores are not finite: does the model give finite logits for these images?"
-            )
-
-
-def _check_not_zero(values: Tensor) -> None:
-    for layer, row in enumerate(values):
-        if not row.any():
-            raise PmvitError(
-                f"block {layer}: all scores are zero, so its gradient vanishes: are the weights loaded, "
-                "or is the loss already zero?"
-            )

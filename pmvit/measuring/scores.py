@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +10,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pmvit.config import ScoreConfig
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields, config_from, read_document, write_text
-from pmvit.measuring.flops import BlockCost, ModelCost
+from pmvit.files import fields_from, read_document, typed, write_document
+from pmvit.measuring.flops import ModelCost
 from pmvit.windows import Windows
 
 FORMAT, PARTIAL_FORMAT, VERSION = "pmvit-scores", "pmvit-partial-scores", 1
+LARGEST_WINDOW = 1024  # rows or columns: a file may not have us pad to more
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Scores:
             del document["grids"], document["windows"]
         if not self.skip:
             del document["skip"]
-        write_text(Path(path), dumps(document) + "\n")
+        write_document(Path(path), dumps(document))
 
     @staticmethod
     def load(path: str | Path, kind: str = FORMAT) -> "Scores":
@@ -82,47 +82,28 @@ class Scores:
         """
         where = str(path)
         document = read_document(Path(path), kind, VERSION)
-        optional = ("grids", "windows", "skip")
-        names = [name for name in Scores.__dataclass_fields__ if name not in optional]
-        check_fields(document, ("format", "version", *names), where, optional)
-        try:
-            rows = [torch.tensor(row, dtype=torch.float64) for row in document["values"]]
-            cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
-            height, width = document["grid"]
-            grids = tuple((int(h), int(w)) for h, w in document.get("grids", [(height, width)] * len(rows)))
-            windows = tuple(_windows(entry) for entry in document.get("windows", [None] * len(rows)))
-            skip = tuple(int(index) for index in document.get("skip", ()))
-            values = pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0, dtype=torch.float64)
-        except (TypeError, ValueError, KeyError) as error:
-            raise PmvitError(f"{where}: the scores are malformed ({error}): measure the model again") from None
+        given = fields_from(Scores, document, where, beside=("format", "version", "values"))
+        rows = typed(tuple[tuple[float, ...], ...], document.get("values"), f"{where}: values")
+        depth, grid = len(rows), given["grid"]
+        grids, windows = given.get("grids") or (grid,) * depth, given.get("windows") or (None,) * depth
+        counts = [height * width for height, width in grids]
+        if depth != len(given["cost"].blocks) or [len(row) for row in rows] != counts:
+            raise PmvitError(
+                f"{where}: expected scores for {len(given['cost'].blocks)} blocks of {grid[0]} x {grid[1]} tokens, "
+                f"got {depth} of {', '.join(map(str, sorted({len(row) for row in rows})))}: measure the model again"
+            )
+        if len(windows) != depth or not all(map(_can_be, windows)) or min(map(min, (grid, *grids))) < 1:
+            raise PmvitError(f"{where}: expected windows of the grids of {depth} blocks, got others: measure again")
+        tensors = [torch.tensor(row, dtype=torch.float64) for row in rows]
+        values = pad_sequence(tensors, batch_first=True) if rows else torch.zeros(0, 0, dtype=torch.float64)
         if not torch.isfinite(values).all():
             raise PmvitError(f"{where}: expected finite scores, got some that are not: measure the model again")
-        expected = [h * w for h, w in grids]
-        if len(rows) != len(cost.blocks) or [tuple(row.shape) for row in rows] != [(count,) for count in expected]:
-            raise PmvitError(
-                f"{where}: expected scores for {len(cost.blocks)} blocks of {height} x {width} tokens, "
-                f"got {tuple(values.shape)}: measure the model again"
-            )
-        if len(windows) != len(rows):
-            raise PmvitError(f"{where}: expected windows for {len(rows)} blocks, got {len(windows)}: measure again")
-        return Scores(
-            values=values,
-            grid=(height, width),
-            num_prefix=document["num_prefix"],
-            cost=cost,
-            config=config_from(ScoreConfig, document["config"], f"{where}: config"),
-            iterations=document["iterations"],
-            images=document["images"],
-            model=document["model"],
-            data=document["data"],
-            grids=grids,
-            windows=windows,
-            skip=skip,
-        )
+        return Scores(**given, values=values)
 
 
-def _windows(entry: dict[str, Any] | None) -> Windows | None:
-    if entry is None:
-        return None
-    (rows, columns), (down, right) = entry["size"], entry["shift"]
-    return Windows((int(rows), int(columns)), (int(down), int(right)), bool(entry["pad_first"]))
+def _can_be(windows: Windows | None) -> bool:
+    """Whether there can be such windows."""
+    if windows is None:
+        return True
+    sides = zip(windows.size, windows.shift, strict=True)
+    return all(1 <= size <= LARGEST_WINDOW and 0 <= shift < size for size, shift in sides)

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from pmvit.compression import wrap_blocks
 from pmvit.config.training import Learn
+from pmvit.data.opening import ImageData
 from pmvit.errors import PmvitError
-from pmvit.files import config_from
+from pmvit.files import check_fields, config_from, parse_json, typed
 from pmvit.hosts import HostChange
 from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.hosts.timm.parts import is_plain
@@ -115,12 +116,12 @@ class Method(ABC):
         """The method for an encoder at a strength of 0 (nothing is reduced) to 1 (as much as it can), with options."""
         return cls(**cls.options_at(strength, encoder, options), **options)
 
-    def fit(self: M, model: nn.Module, data: Iterable[Any]) -> M:
-        """The method with what it chooses for a model by the images of a loader; for one that `needs_images`."""
+    def fit(self: M, model: nn.Module, data: ImageData) -> M:
+        """The method with what it chooses for a model by images (see `as_loader`); for one that `needs_images`."""
         return self.choose(self.observe(model, data))
 
     @classmethod
-    def observe(cls, model: nn.Module, data: Iterable[Any]) -> Any:
+    def observe(cls, model: nn.Module, data: ImageData) -> Any:
         """What a method that needs images has to know of a model and its images, whatever its strength."""
         raise PmvitError(f"{cls.name} is put on a model as it is; got data, which it would not look at")
 
@@ -139,10 +140,9 @@ class Method(ABC):
     @staticmethod
     def from_json(text: str, where: str = "method") -> "Method":
         """The method that `to_json` wrote."""
-        description = json.loads(text)
-        if not isinstance(description, dict) or set(description) != {"name", "options"}:
-            raise PmvitError(f"{where}: expected a method with its name and options, got {description!r}")
-        return make_method(description["name"], **description["options"])
+        description = check_fields(parse_json(text, where), ("name", "options"), where)
+        name = typed(str, description["name"], f"{where}: name")
+        return make_method(name, **typed(dict[str, Any], description["options"], f"{where}: options"))
 
 
 def make_method(name: str, **options: Any) -> Method:
@@ -152,10 +152,7 @@ def make_method(name: str, **options: Any) -> Method:
         PmvitError: If there is no such method or option.
     """
     kind = method_called(name)
-    try:
-        return config_from(kind, {kind.old_options.get(key, key): value for key, value in options.items()}, name)
-    except TypeError as error:
-        raise PmvitError(f"{name}: an option is missing or of the wrong kind ({error})") from None
+    return config_from(kind, {kind.old_options.get(key, key): value for key, value in options.items()}, name)
 
 
 def method_called(name: str) -> type[Method]:
@@ -166,8 +163,16 @@ def method_called(name: str) -> type[Method]:
 
 
 def encoder_of(model: nn.Module) -> Encoder:
-    """The vision transformer of a model: of a Segmenter its encoder, else the model itself."""
-    return model.encoder if isinstance(model, Segmenter) else model
+    """The vision transformer of a model: of a Segmenter its encoder, else the model itself; `PmvitError` if there is
+    none with plain blocks of timm's.
+    """
+    encoder: Encoder = model.encoder if isinstance(model, Segmenter) else model
+    if not isinstance(encoder, VisionTransformer) or not all(is_plain(block) for block in encoder.blocks):
+        raise PmvitError(
+            f"expected a timm VisionTransformer with plain blocks, or a Segmenter on one, for another method; got a "
+            f"{type(encoder).__name__}"
+        )
+    return encoder
 
 
 @wrap_blocks.register
@@ -176,11 +181,6 @@ def _(method: Method, model: nn.Module, learn: Learn) -> list[HostChange]:
     if learn != "group":
         raise PmvitError(f"learn: it is for the matrices of a plan, of which {method.name} has none; got {learn!r}")
     encoder = encoder_of(model)
-    if not isinstance(encoder, VisionTransformer) or not all(is_plain(block) for block in encoder.blocks):
-        raise PmvitError(
-            f"expected a timm VisionTransformer with plain blocks, or a Segmenter on one, for {method.name}; got a "
-            f"{type(encoder).__name__}"
-        )
     dense = isinstance(model, Segmenter)
     if method.needs_class_token and encoder.cls_token is None:
         raise PmvitError(f"{method.name} goes by the attention of the class token; this model has none")

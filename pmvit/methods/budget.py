@@ -1,12 +1,13 @@
 """How strong a method has to be for a model to cost what it should."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import nn
 
 from pmvit.compression import compress
+from pmvit.data.opening import ImageData
 from pmvit.errors import PmvitError
 from pmvit.measuring.flops import flops
 from pmvit.methods.base import M, encoder_of
@@ -17,12 +18,10 @@ TOLERANCE = 0.01  # of the FLOPs asked for
 STEPS = 12  # halvings of the range of strengths
 
 
-def method_for(
-    model: nn.Module, kind: type[M], gflops: float, *, data: Iterable[Any] | None = None, **options: Any
-) -> M:
+def method_for(model: nn.Module, kind: type[M], gflops: float, *, data: ImageData | None = None, **options: Any) -> M:
     """The kind of method that makes an original model cost so many GFLOPs, as `flops` counts them, within 1 %.
 
-    `data` is a loader, for a method that needs images; options are all but the one that says how much it reduces.
+    `data` are images, for a method that needs some; options are all but the one that says how much it reduces.
     """
     method, reached = nearest(model, kind, gflops, data=data, **options)
     if abs(reached - gflops) > TOLERANCE * gflops:
@@ -34,7 +33,7 @@ def method_for(
 
 
 def nearest(
-    model: nn.Module, kind: type[M], gflops: float, *, data: Iterable[Any] | None = None, **options: Any
+    model: nn.Module, kind: type[M], gflops: float, *, data: ImageData | None = None, **options: Any
 ) -> tuple[M, float]:
     """What `method_for` returns, as near as it comes, and its GFLOPs. Only shapes are computed, on no device."""
     shapes = copy.deepcopy(model).to("meta")

@@ -22,34 +22,26 @@ from pmvit.methods.attention import Attended, best, class_attention, take
 from pmvit.methods.base import Encoder, Method, Site
 from pmvit.methods.tome import Matched, MergingBlock, matched, size_bias
 
-# GFLOPs, as the authors name them: tokens left of DeiT-Tiny's 197 after pruning and after merging in each block
-PUBLISHED = {
-    1.0: (
-        (197, 197, 196, 194, 188, 184, 178, 164, 156, 137, 129, 21),
-        (197, 197, 196, 190, 186, 154, 148, 156, 145, 135, 125, 21),
-    ),
-    0.9: (
-        (197, 197, 196, 190, 182, 166, 141, 125, 113, 105, 99, 3),
-        (197, 196, 194, 188, 172, 147, 129, 115, 107, 103, 96, 3),
-    ),
-    0.8: (
-        (197, 197, 196, 186, 166, 147, 117, 103, 92, 80, 74, 3),
-        (197, 196, 190, 172, 154, 125, 107, 96, 84, 78, 70, 3),
-    ),
-    0.7: (
-        (197, 196, 194, 180, 150, 123, 98, 82, 68, 60, 52, 3),
-        (197, 196, 192, 158, 133, 103, 88, 72, 64, 58, 49, 3),
-    ),
-    0.6: (
-        (197, 196, 180, 157, 130, 107, 86, 73, 63, 51, 40, 3),
-        (197, 187, 167, 139, 114, 90, 76, 66, 57, 45, 37, 3),
-    ),
-}
+# Tokens left of DeiT-Tiny's 197 in each block, at what the authors call 1.0, 0.9, 0.8, 0.7 and 0.6 GFLOPs.
+PRUNED = (  # after pruning
+    (197, 197, 196, 194, 188, 184, 178, 164, 156, 137, 129, 21),
+    (197, 197, 196, 190, 182, 166, 141, 125, 113, 105, 99, 3),
+    (197, 197, 196, 186, 166, 147, 117, 103, 92, 80, 74, 3),
+    (197, 196, 194, 180, 150, 123, 98, 82, 68, 60, 52, 3),
+    (197, 196, 180, 157, 130, 107, 86, 73, 63, 51, 40, 3),
+)
+MERGED = (  # after merging
+    (197, 197, 196, 190, 186, 154, 148, 156, 145, 135, 125, 21),
+    (197, 196, 194, 188, 172, 147, 129, 115, 107, 103, 96, 3),
+    (197, 196, 190, 172, 154, 125, 107, 96, 84, 78, 70, 3),
+    (197, 196, 192, 158, 133, 103, 88, 72, 64, 58, 49, 3),
+    (197, 187, 167, 139, 114, 90, 76, 66, 57, 45, 37, 3),
+)
 
 
 def counts_at(strength: float, num_patches: int, depth: int) -> Tensor:
     """Patches left after pruning and after merging, (2, blocks): from all at 0 over what was published to one at 1."""
-    published = torch.tensor(list(PUBLISHED.values()), dtype=torch.float64) - 1  # without the class token
+    published = torch.tensor([PRUNED, MERGED], dtype=torch.float64).transpose(0, 1) - 1  # without the class token
     known = torch.cat([torch.full_like(published[:1], 196), published, torch.ones_like(published[:1])]) / 196
     known = F.interpolate(known, size=depth, mode="linear", align_corners=True)
     place = strength * (len(known) - 1)

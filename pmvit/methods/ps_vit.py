@@ -10,7 +10,6 @@ with P the attention and Z the tokens, the mean over images. Block t computes wh
 others those that are worth most, until what is left out is within a tolerance.
 """
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pmvit.data.batches import first_images
+from pmvit.data.opening import ImageData, as_loader
 from pmvit.errors import PmvitError
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
@@ -108,7 +108,7 @@ class PsVit(Method):
         return {"tolerance": strength}
 
     @classmethod
-    def observe(cls, model: nn.Module, data: Iterable[Any]) -> Observed:
+    def observe(cls, model: nn.Module, data: ImageData) -> Observed:
         encoder = encoder_of(model)
         seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {block: [] for block in encoder.blocks}
 
@@ -119,7 +119,7 @@ class PsVit(Method):
         with ExitStack() as hooks, evaluation_mode(model), torch.no_grad():
             for block in seen:
                 hooks.enter_context(block.register_forward_pre_hook(watch))
-            for images in first_images(data, IMAGES).split(AT_A_TIME):
+            for images in first_images(as_loader(model, data, labels=False, shuffle=True), IMAGES).split(AT_A_TIME):
                 predict(model, images.to(next(encoder.parameters()).device))
         maps, lengths = (torch.stack([torch.cat([one[kind] for one in of]) for of in seen.values()]) for kind in (0, 1))
         return Observed(maps, lengths, encoder.num_prefix_tokens)

@@ -1,16 +1,11 @@
 """What methods share that keep a share of the tokens at a few blocks."""
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from pmvit.errors import PmvitError
-from pmvit.methods.attention import Attended, Block, attend, mlp_update
-from pmvit.methods.base import Encoder, Method, MethodBlock, Site, numbers_of_blocks
+from pmvit.methods.base import Encoder, Method, numbers_of_blocks
 
 
 @dataclass(frozen=True)
@@ -53,32 +48,3 @@ class Staged(Keeping):
         if self.blocks is None:
             return sorted({min(round(part * depth), depth - 1) for part in self.depths})
         return sorted(numbers_of_blocks(self.blocks, depth, "blocks"))
-
-
-class HalfwayBlock(MethodBlock["Halfway"]):
-    """A block whose patch tokens become fewer between attention and MLP."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        count = tokens.shape[1] - self.num_prefix
-        number = self.method.number(count)
-        attended = attend(self.block, tokens, maps=self.method.reads_maps and number < count)
-        prefix, patches = (tokens + attended.update).tensor_split([self.num_prefix], dim=1)
-        if number < count:
-            patches = self.method.reduce(patches, self.block, attended, number)
-        tokens = torch.cat([prefix, patches], dim=1)
-        return tokens + mlp_update(self.block, tokens)
-
-
-@dataclass(frozen=True)
-class Halfway(Staged):
-    """A method that makes patch tokens fewer between the attention and the MLP of a block, by that attention."""
-
-    block_class = HalfwayBlock
-    reads_maps: ClassVar[bool] = False  # whether it reads the whole maps
-
-    @abstractmethod
-    def reduce(self, patches: Tensor, block: Block, attended: Attended, number: int) -> Tensor:
-        """Make (batch, tokens, width) patch tokens fewer: so many stay."""
-
-    def wraps(self, site: Site) -> bool:
-        return site.number in self.stages(site.depth)

@@ -1,9 +1,21 @@
-"""Token Merging (ToMe; Bolya et al., ICLR 2023, arXiv:2210.09461), from the paper; and what merging methods share.
+"""Token Merging and methods that find or treat its pairs in another way, from the papers; what merging methods share.
 
-In every block, between attention and MLP, the r most similar pairs of tokens become one. Which ones they are is found
-anew for every image, by *bipartite soft matching* (Section 3): tokens are split alternately into two sets; each token
-of the first points at its most similar one of the second, by the cosine of their keys (mean over heads); the r
-strongest of these edges are merged. Attention to a merged token counts for all patches in it (Eq. 1).
+ToMe (Bolya et al., ICLR 2023, arXiv:2210.09461): in every block, between attention and MLP, the r most similar pairs of
+tokens become one. Which ones they are is found anew for every image, by *bipartite soft matching* (Section 3): tokens
+are split alternately into two sets; each token of the first points at its most similar one of the second, by the cosine
+of their keys (mean over heads); the r strongest of these edges are merged. Attention to a merged token counts for all
+patches in it (Eq. 1).
+
+Token Fusion (ToFu; Kim et al., WACV 2024, arXiv:2312.01026): what happens to ToMe's pairs depends on the depth. In the
+first blocks, which answer far from linearly to a mixture of two tokens, the token that found a partner is pruned; in
+the later ones, which are closer to linear, the pair is merged. Merging is MLERP: the direction is that of the mean, the
+length that of the longest token, so that the lengths of tokens stay distributed as the model knows them.
+
+PiToMe (Tran et al., NeurIPS 2024, arXiv:2405.16148): tokens that are like many others are redundant, and those that are
+like few are informative and protected. The *energy* of a token is the mean over all tokens of ELU(cosine of keys -
+margin) (Eq. 4); the margin falls with the depth, so that only the nearest count in the first blocks. The 2r tokens of
+highest energy are parted alternately, in the order of their energy, and every one of the first r is merged into its
+most similar one of the other r. Each block keeps the same share of its tokens, so that the first blocks merge more.
 
 What reads every token afterwards, such as the decoder of a Segmenter, gets them back after the last block: each patch
 has the value of the token that it was merged into.
@@ -178,3 +190,82 @@ class Tome(Merging):
     block_class = TomeBlock
 
     always_match: bool = False
+
+
+def with_length_of_longest(merged: Tensor, tokens: Tensor, found: Matched) -> Tensor:
+    """Merged tokens, each as long as the longest of the tokens that became it."""
+    lengths = tokens.norm(dim=-1, keepdim=True)
+    longest = take(lengths, found.stays)
+    longest = longest.scatter_reduce(1, found.into[..., None], take(lengths, found.merged), "amax")
+    tiny = torch.finfo(merged.dtype).tiny
+    scaled: Tensor = merged * (longest / merged.norm(dim=-1, keepdim=True).clamp_min(tiny))
+    return scaled
+
+
+class TofuBlock(TomeBlock):
+    """A block that prunes or merges the r tokens that have the most similar partners."""
+
+    def merge(self, tokens: Tensor, sizes: Tensor | None, found: Matched) -> tuple[Tensor, Tensor | None]:
+        first = self.site.depth // 2 if self.method.prune_blocks is None else self.method.prune_blocks
+        if self.site.number < first:
+            return take(tokens, found.stays), None if sizes is None else take(sizes, found.stays)
+        merged, sizes = super().merge(tokens, sizes, found)
+        return with_length_of_longest(merged, tokens, found), sizes
+
+
+@dataclass(frozen=True)
+class Tofu(Tome):
+    """Token Fusion.
+
+    Attributes:
+        prune_blocks: How many of the first blocks prune instead of merging; if not given, the first half of them.
+    """
+
+    name = "tofu"
+    title = "ToFu"
+    block_class = TofuBlock
+
+    prune_blocks: int | None = None
+
+
+def match_redundant(keys: Tensor, r: int, num_prefix: int, margin: float) -> Matched:
+    """Pair the 2r patches of highest energy, by (batch, tokens, width) keys."""
+    unit = F.normalize(keys[:, num_prefix:], dim=-1)
+    similarity = unit @ unit.transpose(1, 2)
+    order = F.elu(similarity - margin).mean(-1).argsort(dim=-1, descending=True)
+    merged, hosts, protected = order[:, : 2 * r : 2], order[:, 1 : 2 * r : 2], order[:, 2 * r :].sort(dim=1).values
+    between = take(take(similarity, merged).transpose(1, 2), hosts)  # (batch, hosts, merged)
+    best = between.topk(min(r, 1), dim=1).indices.flatten(1)  # one for each, if there are any
+    return matched(num_prefix, protected, hosts, merged, best)
+
+
+class PitomeBlock(TomeBlock):
+    """A block with the r most redundant tokens merged."""
+
+    def pair(self, attended: Attended, r: int) -> Matched:
+        margin = self.method.margin * (1 - self.site.number / self.site.depth)
+        return match_redundant(attended.keys.mean(1), r, self.num_prefix, margin)
+
+
+@dataclass(frozen=True)
+class Pitome(Tome):
+    """Merging that protects informative tokens.
+
+    Attributes:
+        margin: The cosine that counts as near in the first block; it falls to 0 behind the last.
+    """
+
+    name = "pitome"
+    title = "PiToMe"
+    block_class = PitomeBlock
+
+    margin: float = 0.75
+
+    @classmethod
+    def options_at(cls, strength: float, encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
+        left, rs = encoder.patch_embed.num_patches, []
+        skipped = numbers_of_blocks(options.get("skip", cls.skip), len(encoder.blocks), "skip")
+        for block in range(len(encoder.blocks)):
+            rs.append(0 if block in skipped else int(strength / 2 * left))
+            left -= rs[-1]
+        return {"r": tuple(rs)}

@@ -64,8 +64,9 @@ class Results(ABC):
         head = " ".join(text for text in (f"{said}." if said else "", self.note) if text)
         return (f"{head}\n\n" if head else "") + markdown_table(self.columns(), self.cells()) + "\n"
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: str | Path) -> None:
         """Write a file in JSON, one in Markdown and the chart."""
+        folder = Path(folder)
         write_text(folder / f"{self.name}.json", self.to_json())
         write_text(folder / f"{self.name}.md", self.to_markdown())
         write_atomically(folder / f"{self.name}.png", self.draw)

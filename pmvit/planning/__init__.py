@@ -1,8 +1,4 @@
-"""Plans: what they are, and how scores or merge costs become one."""
+"""Plans: what they are, and how scores or merge costs become one. A plan is data: importing it takes no torch."""
 
-from pmvit.planning.adaptive import AdaptivePlan
-from pmvit.planning.budget import predicted_macs
-from pmvit.planning.plan import LayerPlan, Plan
-from pmvit.planning.planner import AnyPlan, plan, plan_by, read_plan
-
-__all__ = ["AdaptivePlan", "AnyPlan", "LayerPlan", "Plan", "plan", "plan_by", "predicted_macs", "read_plan"]
+from pmvit.planning.plan import LayerPlan as LayerPlan
+from pmvit.planning.plan import Plan as Plan

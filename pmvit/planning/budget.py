@@ -1,17 +1,21 @@
-"""Budgets: what a plan will cost, and the plan that a budget allows."""
+"""Budgets: what a plan will cost, the plan that a budget allows, and what it reached where that was measured."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
 from pmvit.errors import PmvitError
 from pmvit.measuring import MergeCosts, Scores
 from pmvit.measuring.flops import elementwise_macs
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.measures import MEASURES
 from pmvit.planning.plan import LayerPlan, Plan
 from pmvit.windows import Budget, Windows
 
 Made = TypeVar("Made")
+BISECTIONS = 40
+REACHED = "reached"  # in `made_by`: what was measured of a plan, for a budget in `speedup` or `max_drop`
 
 
 def predicted_macs(source: Scores | MergeCosts, plan: Plan) -> float:
@@ -44,20 +48,34 @@ def share_of_places(layer: LayerPlan, windows: Windows, grid: tuple[int, int]) -
     return None if places is None else places / windows.area
 
 
-def solve(make: Callable[[float], Made], cost: Callable[[Made], float], target: float, unit: str, steps: int) -> Made:
+def solve(make: Callable[[float], Made], gflops: Callable[[Made], float], target: float) -> Made:
     """Find by bisection the plan that keeps most and costs no more than the target."""
     best = make(1e-9)
-    least = cost(best)
+    least = gflops(best)
     if least > target:
         raise PmvitError(
-            f"expected a budget of at least {least:.3f} {unit}, what one token a block costs; got {target:.3f}"
+            f"expected a budget of at least {least:.3f} GFLOPs, what one token a block costs; got {target:.3f}"
         )
     low, high = 0.0, 1.0
-    for _ in range(steps):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         candidate = make(middle)
-        if cost(candidate) <= target:
+        if gflops(candidate) <= target:
             best, low = candidate, middle
         else:
             high = middle
     return best
+
+
+def reached_text(made_by: Mapping[str, Any]) -> str | None:
+    """What was measured of a plan, in words; `None` if its budget was counted."""
+    try:
+        reached = made_by[REACHED]
+        if "speedup" in reached:
+            ratio = Estimate(reached["speedup"], *reached["interval"])
+            where = f"{reached['runtime']}, batch {reached['batch']}, {reached['threads']} threads, {reached['device']}"
+            return f"{ratio} as fast as the original ({where})"
+        lost = Estimate(reached["drop"], *reached["interval"]).text(".2f")
+        return f"{lost} points of {MEASURES[reached['measure']].title} lost on {reached['images']} images"
+    except (ArithmeticError, KeyError, TypeError, ValueError):  # there is none, or somebody else wrote it
+        return None

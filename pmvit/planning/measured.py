@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pmvit.measuring import Merge, MergeCosts
-from pmvit.measuring.cost_recorder import BlockPart
+from pmvit.measuring.merge_costs import BlockPart
 from pmvit.planning.plan import LayerPlan
 
 

@@ -2,20 +2,21 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-import torch
-from torch import Tensor
-
-from pmvit.config.planning import Reconstruct
+from pmvit.config.planning import PRUNED, Reconstruct
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields, parse_document, read_document, write_text
-from pmvit.prune_merge import PRUNED
+from pmvit.files import check_fields, parse_document, read_document, write_document
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT, VERSION = "pmvit-plan", 1
+MOST_BLOCKS = 10_000  # no model has as many: a file may not have us make room for more
+NORMS = (1e-8, 4e9)  # of the squared weights of a group: half precision holds such weights, and those of the inverse
 
 TokenState = Literal["kept", "merged", "pruned"]
 
@@ -75,8 +76,10 @@ class LayerPlan:
         share = self.num_kept / self.num_tokens
         return share if self.mlp is None else (share + self.mlp.share_kept) / 2
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+    def tensors(self) -> "tuple[Tensor, Tensor, Tensor]":
         """Groups, centres and weights as tensors."""
+        import torch
+
         return torch.tensor(self.groups), torch.tensor(self.centres), torch.tensor(self.weights)
 
     def members(self) -> list[list[int]]:
@@ -154,6 +157,12 @@ class Plan:
         return sum(layer.share_kept for layer in self.layers.values()) / len(self.layers)
 
     @property
+    def measured_on(self) -> str | None:
+        """Fingerprint of the model that was measured for the plan, if that is known."""
+        found = [entry.get("model") for entry in self.made_by.values() if isinstance(entry, Mapping)]
+        return next((name for name in found if isinstance(name, str)), None)
+
+    @property
     def blocks(self) -> dict[int, dict[str, int]]:
         """What each block keeps, merges and prunes, as JSON data."""
         return {index: layer.counts for index, layer in self.layers.items()}
@@ -195,7 +204,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
-        write_text(Path(path), self.to_json())
+        write_document(Path(path), self.to_json())
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
@@ -228,14 +237,14 @@ def _from_document(document: dict[str, Any], where: str) -> Plan:
     check_fields(document, names, where, optional=("grids",))
     depth, layers = document["depth"], document["layers"]
     grid = _parse_grid(document["grid"], f"{where}: grid")
-    if not _is_count(depth):
-        raise PmvitError(f"{where}: depth: expected a whole number, got {depth!r}")
+    if not _is_count(depth) or depth > MOST_BLOCKS:
+        raise PmvitError(f"{where}: depth: expected a whole number up to {MOST_BLOCKS}, got {depth!r}")
     grids = document.get("grids", [document["grid"]] * depth)
     if not isinstance(grids, list) or len(grids) != depth:
         raise PmvitError(f"{where}: grids: expected a list of one for each of {depth} blocks, got {grids!r}")
     if not isinstance(document["attention_bias"], bool):
         raise PmvitError(f"{where}: attention_bias: expected true or false, got {document['attention_bias']!r}")
-    if not isinstance(layers, dict) or not all(index.isdecimal() for index in layers):
+    if not isinstance(layers, dict) or not layers.keys() <= set(map(str, range(MOST_BLOCKS))):
         raise PmvitError(f"{where}: layers: expected an object with block numbers as names")
     made_by = document["made_by"]
     if not isinstance(made_by, dict):
@@ -266,8 +275,8 @@ def _parse_grid(grid: Any, where: str) -> tuple[int, int]:
 def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:
     check_fields(data, ("groups", "pruned"), where, optional=("mlp",))
     _check_lists(data, ("groups", "pruned"), where)
-    groups: list[int | None] = [None] * num_patches
-    weights = [0.0] * num_patches
+    groups: dict[int, int] = {}  # by token; a list would be as long as the file says
+    weights: dict[int, float] = {}
     centres = []
     for number, group in enumerate(data["groups"]):
         here = f"{where}, group {number}"
@@ -276,21 +285,23 @@ def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:
         if len(group["members"]) != len(group["weights"]):
             raise PmvitError(f"{here}: {len(group['members'])} members but {len(group['weights'])} weights")
         for token, weight in zip(group["members"], group["weights"], strict=True):
-            _claim(groups, token, number, here)
+            _claim(groups, token, number, num_patches, here)
             if isinstance(weight, bool) or not isinstance(weight, (int, float)):
                 raise PmvitError(f"{here}: expected numbers as weights, got {weight!r}")
             weights[token] = float(weight)
         centres.append(group["centre"])
     for token in data["pruned"]:
-        _claim(groups, token, PRUNED, f"{where}, pruned")
-    assigned = [group for group in groups if group is not None]
-    if len(assigned) != num_patches:
+        _claim(groups, token, PRUNED, num_patches, f"{where}, pruned")
+    if len(groups) != num_patches:
+        missing = next(token for token in range(num_patches) if token not in groups)
         raise PmvitError(
-            f"{where}: expected {num_patches} tokens in groups or pruned, got {len(assigned)} "
-            f"(token {groups.index(None)} is in neither)"
+            f"{where}: expected {num_patches} tokens in groups or pruned, got {len(groups)} "
+            f"(token {missing} is in neither)"
         )
     mlp = _parse_layer(data["mlp"], num_patches, f"{where}, mlp") if "mlp" in data else None
-    return LayerPlan(tuple(assigned), tuple(centres), tuple(weights), mlp)
+    tokens = range(num_patches)
+    of_tokens = tuple(weights.get(token, 0.0) for token in tokens)
+    return LayerPlan(tuple(groups[token] for token in tokens), tuple(centres), of_tokens, mlp)
 
 
 def _check_lists(data: dict[str, Any], names: tuple[str, ...], where: str) -> None:
@@ -299,13 +310,13 @@ def _check_lists(data: dict[str, Any], names: tuple[str, ...], where: str) -> No
             raise PmvitError(f"{where}: {name}: expected a list, got {type(data[name]).__name__}")
 
 
-def _claim(groups: list[int | None], token: Any, group: int, where: str) -> None:
+def _claim(groups: dict[int, int], token: Any, group: int, num_patches: int, where: str) -> None:
     """Put a token into a group, once."""
-    if not _is_count(token) or token >= len(groups):
+    if not _is_count(token) or token >= num_patches:
         raise PmvitError(
-            f"{where}: expected tokens from 0 to {len(groups) - 1}, got {token!r}: is it another image size?"
+            f"{where}: expected tokens from 0 to {num_patches - 1}, got {token!r}: is it another image size?"
         )
-    if groups[token] is not None:
+    if token in groups:
         taken = "the pruned tokens" if groups[token] == PRUNED else f"group {groups[token]}"
         raise PmvitError(f"{where}: token {token} is in {taken} already; groups must not overlap")
     groups[token] = group
@@ -333,6 +344,12 @@ def _check_layer(layer: LayerPlan, num_patches: int, where: str) -> None:
             norms[group] += weight * weight
     if not all(norms):
         raise PmvitError(f"{where}, group {norms.index(0.0)}: all its weights are zero; expected one that is not")
+    for group, norm in enumerate(norms):
+        if not NORMS[0] <= norm <= NORMS[1]:
+            raise PmvitError(
+                f"{where}, group {group}: its weights are too large or too small to compute with (their squares add up "
+                f"to {norm:.3g}); expected weights around 1"
+            )
 
 
 def _check_mlp(layer: LayerPlan, mlp: LayerPlan, reconstruct: Reconstruct, where: str) -> None:
@@ -354,3 +371,15 @@ def _check_mlp(layer: LayerPlan, mlp: LayerPlan, reconstruct: Reconstruct, where
 def record(config: Any) -> dict[str, Any]:
     """A configuration as JSON data, for `made_by`."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()}
+
+
+def compressed_layers(depth: int, skip: Sequence[int]) -> list[int]:
+    """The blocks that are not skipped."""
+    for index in skip:
+        if not -depth <= index < depth:
+            raise PmvitError(f"skip: expected blocks from {-depth} to {depth - 1}, got {index}")
+    skipped = {index % depth for index in skip}
+    layers = [index for index in range(depth) if index not in skipped]
+    if not layers:
+        raise PmvitError(f"skip: all {depth} blocks are skipped; expected at least one to compress")
+    return layers

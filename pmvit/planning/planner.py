@@ -1,12 +1,12 @@
 """From scores to a plan: Algorithms 1 and 2 of the paper, with every choice open. From merge costs to a plan: ours."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import overload
 
-from pmvit.config import PlanConfig, PlanOptions, with_keywords
+from pmvit.config import PlanConfig
 from pmvit.config.measuring import Measurement
 from pmvit.errors import PmvitError
 from pmvit.measuring import MergeCosts, Scores, TokenMetric
@@ -14,82 +14,39 @@ from pmvit.planning.adaptive import AdaptivePlan, plan_within
 from pmvit.planning.budget import predicted_macs, solve
 from pmvit.planning.grouping import group_layer
 from pmvit.planning.measured import merged_layers
-from pmvit.planning.plan import Plan, record
+from pmvit.planning.plan import Plan, compressed_layers, record
 from pmvit.planning.ranking import comparable, fit_to_windows, partition
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Measured = Scores | MergeCosts | TokenMetric
 AnyPlan = Plan | AdaptivePlan
 
 
 @overload
-def plan(
-    measured: Scores | MergeCosts,
-    *,
-    meter: Callable[[Plan], float] | None = None,
-    **options: "Unpack[PlanOptions]",
-) -> Plan: ...
+def plan_by(config: PlanConfig, measured: Scores | MergeCosts) -> Plan: ...
 
 
 @overload
-def plan(
-    measured: TokenMetric,
-    *,
-    meter: Callable[[AdaptivePlan], float] | None = None,
-    **options: "Unpack[PlanOptions]",
-) -> AdaptivePlan: ...
+def plan_by(config: PlanConfig, measured: TokenMetric) -> AdaptivePlan: ...
 
 
 @overload
-def plan(
-    measured: Measured,
-    *,
-    meter: Callable[[Any], float] | None = None,
-    **options: "Unpack[PlanOptions]",
-) -> AnyPlan: ...
+def plan_by(config: PlanConfig, measured: Measured) -> AnyPlan: ...
 
 
-@with_keywords(PlanConfig)
-def plan(
-    measured: Measured,
-    *,
-    meter: Callable[[Any], float] | None = None,
-    **options: "Unpack[PlanOptions]",
-) -> AnyPlan:
-    """Decide how many tokens of each block merge, or which are kept, merged and pruned (Algorithms 1 and 2).
-
-    Args:
-        measured: What `measure` returned: a metric makes an adaptive plan, the others a fixed one.
-        meter: For a budget in `speedup`: says how many times faster than the original a plan makes the model on this
-            machine. `pmvit.runtime.bench.timing.speedup_meter` makes one.
-        options: Fields of `PlanConfig`; with `method="paper"`, the paper's choices where nothing else is said.
+def plan_by(config: PlanConfig, measured: Measured) -> AnyPlan:
+    """The plan that a configuration asks for, whose budget can be counted.
 
     Raises:
-        PmvitError: If the options contradict each other or the budget cannot be met.
+        PmvitError: If the options contradict each other, or the budget cannot be met or has to be measured.
     """
-    return plan_by(PlanConfig.of(**options), measured, meter)
-
-
-def plan_by(config: PlanConfig, measured: Measured, meter: Callable[[Any], float] | None = None) -> AnyPlan:
-    """The plan that a configuration asks for; see `plan`."""
-    _check_method(measured, config)
-
-    def make(keep: float) -> AnyPlan:
-        if isinstance(measured, TokenMetric):
-            return plan_within(measured, config, keep=keep)
-        if isinstance(measured, MergeCosts):
-            return plan_from_merge_costs(measured, config, keep)
-        return plan_for_keep(measured, config, keep)
-
+    if (budget := config.measured_budget) is not None:
+        raise PmvitError(
+            f"{budget}: it is measured on a model, expected with pmvit.plan(measured, {budget}=..., model=model); "
+            "expected keep, gflops or flops_share here"
+        )
     if config.keep is not None:
-        return make(config.keep)
-    if config.speedup is not None:
-        if meter is None:
-            raise PmvitError("a speedup is measured, not computed: pass meter=speedup_meter(model, images)")
-        times_faster = meter
-        return solve(make, lambda made: 1 / times_faster(made), 1 / config.speedup, "of the original's time", steps=7)
+        return plan_keeping(config, measured, config.keep)
+    check_method(measured, config)
     original = measured.cost.macs / 1e9
     target = config.gflops if config.gflops is not None else (config.flops_share or 0.0) * original
     if target >= original:
@@ -103,7 +60,17 @@ def plan_by(config: PlanConfig, measured: Measured, meter: Callable[[Any], float
     def gflops(made: AnyPlan) -> float:
         return predicted_macs(measured, made) / 1e9 if isinstance(made, Plan) else math.inf
 
-    return solve(make, gflops, target, "GFLOPs", steps=40)
+    return solve(partial(plan_keeping, config, measured), gflops, target)
+
+
+def plan_keeping(config: PlanConfig, measured: Measured, keep: float) -> AnyPlan:
+    """The plan that keeps this share of the patch tokens, whatever the budget of the configuration is."""
+    check_method(measured, config)
+    if isinstance(measured, TokenMetric):
+        return plan_within(measured, config, keep=keep)
+    if isinstance(measured, MergeCosts):
+        return plan_from_merge_costs(measured, config, keep)
+    return plan_for_keep(measured, config, keep)
 
 
 def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
@@ -140,7 +107,12 @@ def plan_for_keep(scores: Scores, config: PlanConfig, keep: float) -> Plan:
         attention_bias=config.attention_bias,
         made_by={
             "plan": record(config),
-            "scores": {**record(scores.config), "batches": scores.iterations, "images": scores.images},
+            "scores": {
+                **record(scores.config),
+                "batches": scores.iterations,
+                "images": scores.images,
+                "model": scores.model,
+            },
         },
         grids=scores.grids,
     )
@@ -156,11 +128,14 @@ def plan_from_merge_costs(merge_costs: MergeCosts, config: PlanConfig, keep: flo
         layers=merged_layers(merge_costs, layers, keep, config.least_step),
         reconstruct=config.reconstruct,
         attention_bias=config.attention_bias,
-        made_by={"plan": record(config), "merge_costs": {**record(merge_costs.config), "images": merge_costs.images}},
+        made_by={
+            "plan": record(config),
+            "merge_costs": {**record(merge_costs.config), "images": merge_costs.images, "model": merge_costs.model},
+        },
     )
 
 
-def _check_method(measured: Measured, config: PlanConfig) -> None:
+def check_method(measured: Measured, config: PlanConfig) -> None:
     """See that scores, merge costs or a metric are what the options ask for."""
     names = {"adaptive": "a metric", "measured": "merge costs", "scored": "scores"}
     kinds: dict[type, Measurement] = {TokenMetric: "adaptive", MergeCosts: "measured", Scores: "scored"}
@@ -178,18 +153,6 @@ def _check_method(measured: Measured, config: PlanConfig) -> None:
             "reconstruct, attention_bias: expected for fixed plans alone; adaptive ones keep what sets tokens apart; "
             "size_weight=0 where the metric is measured takes sizes out of attention"
         )
-
-
-def compressed_layers(depth: int, skip: Sequence[int]) -> list[int]:
-    """The blocks that are not skipped."""
-    for index in skip:
-        if not -depth <= index < depth:
-            raise PmvitError(f"skip: expected blocks from {-depth} to {depth - 1}, got {index}")
-    skipped = {index % depth for index in skip}
-    layers = [index for index in range(depth) if index not in skipped]
-    if not layers:
-        raise PmvitError(f"skip: all {depth} blocks are skipped; expected at least one to compress")
-    return layers
 
 
 def read_plan(path: str | Path) -> AnyPlan:

@@ -11,7 +11,8 @@ from pmvit.compression import compression_of, plan_of, plan_of_image
 from pmvit.errors import PmvitError
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.measuring import Scores
-from pmvit.planning import AnyPlan, LayerPlan
+from pmvit.planning import LayerPlan
+from pmvit.planning.planner import AnyPlan
 from pmvit.prune_merge import PRUNED, PruneMerge
 
 
@@ -59,7 +60,7 @@ def describe_blocks(
     kept patches of the groups. `block` is the number of a block, `name` its place in the model, `compressed` whether it
     runs on fewer tokens than it gets; `grid` the rows and columns of its patches, `windows` those of its attention
     (`None`: the whole grid), `prefix` its tokens before the patches. `patches`, `kept`, `merged` and `pruned` are
-    counts; `kept_in_mlp` is that of the MLP, which may have groups of its own.
+    counts; `kept_in_mlp` is that of the MLP, which may have groups of its own; `share_kept` is the mean of both.
 
     Args:
         model: What `compress` or `load` returned.
@@ -81,6 +82,7 @@ def describe_blocks(
             "prefix": layout.num_prefix,
             "patches": layer.num_tokens,
             **layer.counts,
+            "share_kept": layer.share_kept,
             "states": layer.states(),
             "groups": list(layer.groups),
             "centres": list(layer.centres),

@@ -11,7 +11,7 @@ from pmvit.data import demo
 from pmvit.data.sources import FileSource, open_source
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
-from pmvit.loading import num_classes_of
+from pmvit.hosts.outputs import num_classes_of
 
 IMAGENET = "in1k"  # in the tag of weights that timm has trained or tuned on ImageNet-1k
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pmvit.data.loaders import Broken
-from pmvit.data.sources import BROKEN_IMAGE, Sample
+from pmvit.data.samples import BROKEN_IMAGE, Sample
 from pmvit.data.transforms import Preparation, color_mode, evaluation_transform
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
@@ -38,7 +38,7 @@ class InputImages:
 
     def prepare(self, picture: Image.Image) -> Tensor:
         """The pixels that the model gets, (channels, height, width)."""
-        picture = picture.convert(self.mode)
+        picture = picture if picture.mode == self.mode else picture.convert(self.mode)  # which would make a copy
         if self._pixels is not None:
             return self._pixels.centre_pair(picture, torch.zeros(picture.height, picture.width, dtype=torch.long))[0]
         return self._transform(picture)

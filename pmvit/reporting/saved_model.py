@@ -1,6 +1,5 @@
 """What is known of a compressed model: from its own files, and from what other commands left in its folder."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,11 @@ from torch import nn
 from pmvit.compression import compression_of
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
+from pmvit.files import parse_json, read_json, read_text
 from pmvit.measuring import Scores
 from pmvit.pipeline import RESULTS_FILE
-from pmvit.planning import AnyPlan, Plan
+from pmvit.planning import Plan
+from pmvit.planning.planner import AnyPlan
 from pmvit.reporting.blocks import describe_blocks
 from pmvit.saving.commands import read_commands
 from pmvit.saving.models import CONFIG_FILE, load
@@ -39,6 +40,7 @@ class SavedModel:
         blocks: What happens to the patches of each block; `None` without a fixed plan, and `no_blocks` says why.
         commands: Those that made it.
         metrics: The lines of `metrics.jsonl`.
+        tuned: How its weights were tuned since, in order: `calibrated`, `fine-tuned`.
         tuning: `finetune.json`, and `stages`: `results.json` of `pmvit run`; empty if they are not there.
 
     Raises:
@@ -55,8 +57,9 @@ class SavedModel:
                 f"expected a compressed model to report on; {path} is not compressed: use `pmvit compress`"
             )
         is_folder = path.is_dir()
-        text = (path / CONFIG_FILE).read_text(encoding="utf-8") if is_folder else read_texts(path)[CONFIG_FILE]
-        self.config: dict[str, Any] = json.loads(text)
+        config = path / CONFIG_FILE
+        text = read_text(config, "a configuration") if is_folder else read_texts(path)[CONFIG_FILE]
+        self.config: dict[str, Any] = parse_json(text, str(path))
         self.reference = reference_for(self.model, original)
         self.recipe = compression.what
         self.plan = self.recipe if isinstance(self.recipe, AnyPlan) else None
@@ -74,16 +77,5 @@ class SavedModel:
         self.tuning, self.stages = (
             read_json(path / name) if (path / name).exists() else {} for name in (FINETUNE_FILE, RESULTS_FILE)
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; raise `PmvitError` if it is none."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PmvitError(f"expected a JSON file at {path}; there is none") from None
-    except (OSError, ValueError) as error:
-        raise PmvitError(f"{path}: expected JSON, got text that breaks off or is malformed ({error})") from None
-    if not isinstance(document, dict):
-        raise PmvitError(f"{path}: expected a JSON object, got {type(document).__name__}: is it another file?")
-    return document
+        is_tuned = bool(self.tuning or self.metrics)  # older models do not say it themselves
+        self.tuned: tuple[str, ...] = compression.tuned or (("fine-tuned",) if is_tuned else ())

@@ -13,6 +13,7 @@ from pmvit.adaptive import AdaptiveBlock, MergeStep, places_after, take
 from pmvit.config import InferenceConfig
 from pmvit.hosts import Host
 from pmvit.hosts.parts import PlainParts
+from pmvit.merged_mlp import MeanOfPatches, mlp_matrices_of
 from pmvit.runtime.blocks.arguments import arguments_of
 from pmvit.runtime.blocks.build import inference_block
 
@@ -39,6 +40,7 @@ class AdaptiveStage(nn.Module):
     Args:
         step: What merges tokens before the block.
         block: Takes tokens and what sizes add to attention scores.
+        mlp: The block's MLP, if it is not in it and runs on the mean of patches.
         size_weight: Part of the logarithm of sizes.
         is_last: Give out tokens alone.
         gives_all: All tokens come back in the end.
@@ -49,6 +51,7 @@ class AdaptiveStage(nn.Module):
         self,
         step: MergeStep | None,
         block: nn.Module,
+        mlp: tuple[MeanOfPatches, nn.Module] | None,
         *,
         size_weight: float,
         is_last: bool,
@@ -57,6 +60,8 @@ class AdaptiveStage(nn.Module):
     ) -> None:
         super().__init__()
         self.step, self.block = step, block
+        self.mean: MeanOfPatches | None = None if mlp is None else mlp[0]
+        self.mlp: nn.Module | None = None if mlp is None else mlp[1]
         self.size_weight, self.is_last, self.gives_all, self.full_bias = size_weight, is_last, gives_all, full_bias
 
     def forward(self, given: Tensor | Carried, *positional: object, **arguments: object) -> Tensor | Carried:
@@ -64,6 +69,9 @@ class AdaptiveStage(nn.Module):
         if self.step is not None:
             tokens, sizes, bias, undo = self._merge(tokens, sizes, undo)
         tokens = self.block(tokens, *positional, image_bias=bias, **arguments)
+        if self.mean is not None and self.mlp is not None:
+            merged = self.mean.merge_tokens(tokens)
+            tokens = tokens + self.mean.reconstruct_tokens(self.mlp(merged) - merged)
         if not self.is_last:
             return Carried(tokens, sizes, bias, undo)
         for places, difference in reversed(undo):
@@ -77,13 +85,10 @@ class AdaptiveStage(nn.Module):
         before = tokens
         tokens, sizes, choices = step(tokens, sizes)
         if self.gives_all:
-            prefix = torch.arange(step.num_prefix, device=tokens.device).expand(tokens.shape[0], -1)
-            places = None
-            for choice in choices:
-                after = torch.cat([prefix, places_after(choice) + step.num_prefix], dim=1)
-                places = after if places is None else after.gather(1, places)
-            if places is not None:
-                undo = (*undo, (places, before - take(tokens, places)))
+            places = places_after(choices[0], step.num_prefix)
+            for choice in choices[1:]:
+                places = places_after(choice, step.num_prefix).gather(1, places)
+            undo = (*undo, (places, before - take(tokens, places)))
         if sizes is None or not self.size_weight:
             return Carried(tokens, sizes, None, undo)
         bias = sizes.log().mul(self.size_weight).transpose(1, 2)[:, None]
@@ -93,11 +98,15 @@ class AdaptiveStage(nn.Module):
 
 
 def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig) -> bool:
-    """Rewrite a model with an adaptive plan; return whether that can be done: all its blocks are plain, in one run."""
+    """Rewrite a model with an adaptive plan, if all its blocks are plain and in one run; return whether they are.
+
+    Models with rotary or relative positions, which groups have others of in every image, and feature pyramids stay as
+    they are. There is nothing to fuse here, and no form to choose: what merges is not a matrix.
+    """
     spans, num_read, _ = host.reading()
     if len(spans) > 1 or not config.rewrite:
         return False
-    names, layout = spans[0], host.layout
+    names, count = spans[0], host.layout.num_tokens
     blocks = {name: model.get_submodule(name) for name in names}
     inside = {name: block.block if isinstance(block, AdaptiveBlock) else block for name, block in blocks.items()}
     arguments = arguments_of(host)
@@ -110,26 +119,25 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
         plain[name] = parts
     num_read = num_read if config.tokens == "head" else None
     size_weight = next((block.size_weight for block in blocks.values() if isinstance(block, AdaptiveBlock)), 0.0)
-    count = layout.num_tokens
-    merged = False
     for name in names:
         step = steps.get(name)
         if step is not None:
             count -= step.merges
         is_last = name == names[-1]
         num_outputs = num_read if is_last and num_read is not None and config.shortcut else count
-        merged = merged or step is not None
+        inplace, given = config.target == "eager" and name != names[0], arguments[name].given
+        order, mlp = torch.arange(count), None
+        mean = mlp_matrices_of(inside[name], host.part_names(inside[name]).mlp)
+        if isinstance(mean, MeanOfPatches) and num_read is None:  # all get what the compressed model gives
+            left = mean.num_prefix + mean.num_groups
+            mlp = mean, inference_block(plain[name], order[:left], left, config.target, False, "mlp")
         block = inference_block(
-            plain[name],
-            torch.arange(count),
-            num_outputs,
-            config.target,
-            inplace=config.target == "eager" and name != names[0],
-            given=arguments[name].given,
+            plain[name], order, num_outputs, config.target, inplace, None if mlp is None else "attention", given
         )
         stage = AdaptiveStage(
             step,
             block,
+            mlp,
             size_weight=size_weight,
             is_last=is_last,
             gives_all=num_read is None,

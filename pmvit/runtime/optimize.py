@@ -22,11 +22,11 @@ from pmvit.hosts import Host, TokenLayout, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.parts import PlainParts
 from pmvit.hosts.swin.blocks import WindowBlock
-from pmvit.merged_mlp import mlp_matrices_of, unwrapped
+from pmvit.merged_mlp import MeanOfPatches, mlp_matrices_of, unwrapped
 from pmvit.prune_merge import PruneMerge, TokenMatrices
 from pmvit.runtime.adaptive import place_adaptive_stages
-from pmvit.runtime.blocks.arguments import Arguments, arguments_of
-from pmvit.runtime.blocks.build import Half, inference_block
+from pmvit.runtime.blocks.arguments import Arguments, Half, arguments_of
+from pmvit.runtime.blocks.build import inference_block
 from pmvit.runtime.blocks.packed import Packable
 from pmvit.runtime.chain import BlockMaps, ChainedBlock, chain, halves_of, identity_maps, maps_of
 from pmvit.runtime.transitions import OnGroups, PartWithTransition, Stage, form_of, transitions
@@ -122,6 +122,8 @@ def _part(host: Host, block: nn.Module, layout: TokenLayout, arguments: Argument
     wrapper = block if isinstance(block, PruneMerge) else None
     inside = block if wrapper is None else wrapper.block
     matrices = mlp_matrices_of(inside, host.part_names(inside).mlp)
+    if isinstance(matrices, MeanOfPatches):
+        raise TypeError("expected a fixed plan: adaptive ones have passes of their own")
     plain = None if arguments is None else host.plain_parts(inside, arguments.at_centres)
     is_dense = any(some is not None and some.learn == "dense" for some in (wrapper, matrices))
     if is_dense and not (feeds_head and plain is not None):

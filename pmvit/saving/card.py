@@ -17,7 +17,9 @@ from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
 from pmvit.numbers.measures import MEASURES
 from pmvit.numbers.tables import format_number, markdown_table
-from pmvit.planning import AdaptivePlan, Plan
+from pmvit.planning import Plan
+from pmvit.planning.adaptive import AdaptivePlan
+from pmvit.planning.budget import reached_text
 from pmvit.saving.commands import versions
 from pmvit.wrapping import Compression, Recipe
 
@@ -31,7 +33,7 @@ class CardDetails:
     """What a model card says that cannot be read off the model.
 
     Attributes:
-        measured: Evaluations as data, by what was evaluated: original, compressed, tuned.
+        measured: Evaluations as data, by what was evaluated: original, compressed, calibrated, fine-tuned.
         settings: What the model was made with, beside what its plan knows.
         command: What was typed to make it.
         base_model: The name on the hub of the model that was compressed.
@@ -54,7 +56,8 @@ def write_card(
         return
     compression = compression_of(model)
     what = compression.what if compression is not None else None
-    parts = [_header(model, what, details), MARK, *_summary(model, config, what, costs), *_accuracy(details.measured)]
+    summary = _summary(model, config, compression, costs)
+    parts = [_header(model, what, details), MARK, *summary, *_accuracy(details.measured)]
     if isinstance(what, AdaptivePlan):
         rows = zip(range(what.depth), what.merges, what.tokens, strict=True)
         parts += [
@@ -90,10 +93,12 @@ def _task(model: nn.Module) -> str:
     return "image-feature-extraction" if host.outputs().num_classes is None else "image-classification"
 
 
-def _summary(model: nn.Module, config: Mapping[str, Any], what: Recipe | None, costs: tuple[Flops, Flops]) -> list[str]:
+def _summary(
+    model: nn.Module, config: Mapping[str, Any], compression: Compression | None, costs: tuple[Flops, Flops]
+) -> list[str]:
     before, after = costs
     architecture = escaped(str(config["model"].get("architecture", type(model).__name__)))
-    if what is None:
+    if compression is None:
         cost = f"{format_number(before.gflops, '.3f')} GFLOPs (multiply-accumulates) an image"
         return [f"# {architecture}", f"A model saved by pmvit, not compressed: {cost}."]
     rows = [
@@ -101,9 +106,12 @@ def _summary(model: nn.Module, config: Mapping[str, Any], what: Recipe | None, c
         ("parameters", *(f"{format_number(cost.parameters / 1e6, '.3f')} M" for cost in costs)),
     ]
     ratio = format_number(before.macs / after.macs, ".2f")
+    what = compression.what
+    said = f"Tokens compressed by {escaped(what.title)}: {ratio}x fewer multiply-accumulates an image."
+    reached = reached_text(what.made_by) if isinstance(what, Plan | AdaptivePlan) else None
     return [
-        f"# {architecture}, compressed",
-        f"Tokens compressed by {escaped(what.title)}: {ratio}x fewer multiply-accumulates an image.",
+        f"# {architecture}, {' and '.join(('compressed', *compression.tuned))}",
+        said if reached is None else f"{said} Measured when it was made: {escaped(reached)}.",
         table(("", "original", "compressed"), rows),
     ]
 

@@ -4,13 +4,15 @@ import json
 import platform
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pmvit.errors import PmvitError
-from pmvit.files import read_document, write_text
+from pmvit.files import check_fields, read_document, typed, write_document
 
 FILE = "commands.json"
 FORMAT, VERSION = "pmvit-commands", 1
@@ -49,15 +51,41 @@ def read_commands(model: Path) -> list[dict[str, Any]]:
     path = commands_file(model)
     if not path.exists():
         return []
-    commands = read_document(path, FORMAT, VERSION).get("commands")
-    if not isinstance(commands, list) or not all(isinstance(one, dict) and "command" in one for one in commands):
-        raise PmvitError(f"{path}: expected a list of commands, got {commands!r}: remove the file")
-    return commands
+    document = check_fields(read_document(path, FORMAT, VERSION), ("format", "version", "commands"), str(path))
+    commands: tuple[dict[str, Any], ...] = typed(tuple[dict[str, Any], ...], document["commands"], f"{path}: commands")
+    for one in commands:
+        typed(str, one.get("command"), f"{path}: command")
+    return list(commands)
 
 
-def remember_command(model: Path, *, after: Path | None = None) -> None:
-    """Write down that this command line made a saved model, after the commands that made the one it began with."""
-    before = read_commands(after) if after is not None else []
-    commands = [*before, {"command": this_command(), "versions": versions()}]
-    document = {"format": FORMAT, "version": VERSION, "commands": commands}
-    write_text(commands_file(model), json.dumps(document, indent=1) + "\n")
+_commands: ContextVar[Callable[[], list[dict[str, Any]]] | None] = ContextVar("commands", default=None)
+
+
+@contextmanager
+def running_command(after: Path | None) -> Iterator[None]:
+    """Say that this command line runs now, so that every model it saves gets its record.
+
+    Args:
+        after: The model that it begins with, which may have been made by commands, too.
+    """
+
+    @cache  # a run that goes on in its own folder has one record there, however often it saves
+    def commands() -> list[dict[str, Any]]:
+        before = read_commands(after) if after is not None else []
+        return [*before, {"command": this_command(), "versions": versions()}]
+
+    token = _commands.set(commands)
+    try:
+        yield
+    finally:
+        _commands.reset(token)
+
+
+def record_commands(model: Path) -> None:
+    """Write down the commands that made a saved model; of one that Python made there are none, nor those of another."""
+    commands, path = _commands.get(), commands_file(model)
+    if commands is None:
+        path.unlink(missing_ok=True)
+        return
+    document = {"format": FORMAT, "version": VERSION, "commands": commands()}
+    write_document(path, json.dumps(document, indent=1) + "\n")

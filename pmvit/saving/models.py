@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,15 +16,27 @@ from torch import Tensor, nn
 from pmvit.compression import Original, compression_of, decompress, set_budget, wrap
 from pmvit.config import PlanOptions
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields, check_writable, parse_document, read_document, write_text
+from pmvit.files import (
+    check_fields,
+    check_regular,
+    check_writable,
+    config_from,
+    parse_document,
+    read_document,
+    read_text,
+    write_text,
+)
 from pmvit.hosts import OLD_FAMILIES, Host, host_class, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
+from pmvit.locks import only_writer
 from pmvit.measuring.flops import Flops, flops
-from pmvit.planning import AdaptivePlan
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.saving.card import CardDetails, write_card
-from pmvit.saving.commands import read_commands, versions
-from pmvit.tensors import read_tensors, read_texts, write_tensors
+from pmvit.saving.commands import read_commands, record_commands, versions
+from pmvit.saving.sizes import check_fits, check_matrices
+from pmvit.tensors import FLOATS, checksum, dtype_called, read_shapes, read_tensors, read_texts, write_tensors
+from pmvit.wrapping import Tuned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +45,7 @@ FORMAT, VERSION = "pmvit-model", 2
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 RECIPES = {  # by kind
     "plan": "pmvit.planning:Plan.from_json",
-    "adaptive": "pmvit.planning:AdaptivePlan.from_json",
+    "adaptive": "pmvit.planning.adaptive:AdaptivePlan.from_json",
     "method": "pmvit.methods:Method.from_json",
 }
 OF_RECIPE = "pmvit."  # what the names of tensors begin with that a recipe brings
@@ -49,7 +61,8 @@ def save(
     Args:
         model: What `compress` returned, or an original model.
         path: A folder, which gets `model.safetensors`, `config.json`, `plan.json` (`adaptive.json`, `method.json`) and
-            a model card, `README.md`; or a single file that ends in `.safetensors` and holds the first three.
+            a model card, `README.md`; or a single file that ends in `.safetensors` and holds the first three. A command
+            that makes the model is written down beside it, in `commands.json`.
         arguments: What the host library's model was created with, as far as it cannot be read off the model; an error
             asks for it where it is needed.
         card: What the model card says that cannot be read off the model: accuracy, how it was made.
@@ -68,6 +81,7 @@ def save(
         documents[f"{compression.what.kind}.json"] = compression.what.to_json()
         original = _moved(compression.original, path, to_file=True)
         record = {"kind": compression.what.kind, "learn": compression.learn, "original": asdict(original)}
+        record["tuned"] = compression.tuned
     tensors = dict(model.state_dict())
     if compression is not None and isinstance(compression.what, AdaptivePlan):
         tensors |= {f"{OF_RECIPE}{name}": value for name, value in compression.what.tensors().items()}
@@ -83,15 +97,18 @@ def save(
     }
     if names := (getattr(model, "pretrained_cfg", None) or {}).get("label_names"):
         config["label_names"] = list(names)
-    config["sha256"] = _checksums(config, documents, tensors)
+    config["sha256"] = {MODEL_FILE: checksum(tensors), **_checksums(config, documents)}
     documents[CONFIG_FILE] = json.dumps(config, indent=1) + "\n"
     if path.suffix == ".safetensors":
-        write_tensors(path, tensors, documents)
+        write_tensors(path, tensors, documents, sealed=False)
+        record_commands(path)
         return
-    write_tensors(path / MODEL_FILE, tensors)
-    write_card(path, model, config, described.costs, card or CardDetails())
-    for name, text in documents.items():  # the configuration last: with its checksums it vouches for the others
-        write_text(path / name, text)
+    with only_writer(path):
+        write_tensors(path / MODEL_FILE, tensors, sealed=False)
+        write_card(path, model, config, described.costs, card or CardDetails())
+        for name, text in documents.items():  # the configuration last: with its checksums it vouches for the others
+            write_text(path / name, text)
+        record_commands(path)
 
 
 @dataclass(frozen=True)
@@ -154,17 +171,20 @@ def _check_description(host: Host, original: nn.Module, description: dict[str, A
         )
 
 
-def _checksums(config: dict[str, Any], documents: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
-    """SHA-256 of each part, by the name of its file."""
-    digest = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+def _checksums(config: dict[str, Any], documents: dict[str, str]) -> dict[str, str]:
+    """SHA-256 of each text, by the name of its file."""
     rest = json.dumps({key: value for key, value in config.items() if key != "sha256"}, sort_keys=True)
-    texts = {CONFIG_FILE: rest, **documents}
-    return {MODEL_FILE: digest.hexdigest()} | {
-        name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()
-    }
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in {CONFIG_FILE: rest, **documents}.items()}
+
+
+def _check_unchanged(config: dict[str, Any], checksums: dict[str, str], path: Path) -> None:
+    """Raise `PmvitError` if the checksums of parts are not those that were saved with them."""
+    for name, found in checksums.items():
+        if config["sha256"].get(name) != found:
+            raise PmvitError(
+                f"{path}: {name} is not what was saved (its SHA-256 differs): it was changed. Save the model again; to "
+                "use an edited plan, load it with Plan.load and compress the original"
+            )
 
 
 def load(path: str | Path, *, device: str | torch.device = "cpu", **budget: "Unpack[PlanOptions]") -> nn.Module:
@@ -180,25 +200,27 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", **budget: "Unp
         PmvitError: If a file is missing, cut short, changed since it was saved, or not pmvit's.
     """
     path = Path(path)
+    check_regular(path)
     if path.is_dir():
-        config, documents, tensors = _open_folder(path)
+        config, documents, file = _open_folder(path)
     elif path.is_file():
-        config, documents, tensors = _open_file(path)
+        config, documents, file = _open_file(path)
     else:
         raise PmvitError(f"expected a folder or a .safetensors file written by pmvit at {path}; there is none")
-    for name, checksum in _checksums(config, documents, tensors).items():
-        if config["sha256"].get(name) != checksum:
-            raise PmvitError(
-                f"{path}: {name} is not what was saved (its SHA-256 differs): it was changed. Save the model again; to "
-                "use an edited plan, load it with Plan.load and compress the original"
-            )
+    _check_unchanged(config, _checksums(config, documents), path)
     if config["version"] == 1:
         config = _upgraded(config, documents, path)
-    model = host_class(config["host"]).build(config["model"]).to(getattr(torch, config["dtype"]))
+    host, shapes = host_class(config["host"]), read_shapes(file)
+    check_fits(host, config["model"], shapes, str(path))
+    tensors = read_tensors(file)
+    _check_unchanged(config, {MODEL_FILE: checksum(tensors)}, path)
+    dtype = dtype_called(config["dtype"], f"{path}: dtype", FLOATS)
+    model = host.build(config["model"]).to(dtype)
     if "label_names" in config:
         cast("Any", model).pretrained_cfg["label_names"] = config["label_names"]
     if config["compression"] is not None:
-        record = check_fields(config["compression"], ("kind", "learn", "original"), f"{path}: compression")
+        fields = ("kind", "learn", "original")
+        record = check_fields(config["compression"], fields, f"{path}: compression", optional=("tuned",))
         kind = record["kind"]
         if kind not in RECIPES or f"{kind}.json" not in documents:
             raise PmvitError(f"{path}: expected a model with its {' or '.join(RECIPES)}; got one with {kind!r}")
@@ -207,7 +229,11 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", **budget: "Unp
             names = [name for name in tensors if name.startswith(OF_RECIPE)]
             brought = {"tensors": {name.removeprefix(OF_RECIPE): tensors.pop(name) for name in names}}
         what = resolve_name(RECIPES[kind])(documents[f"{kind}.json"], f"{path}: {kind}", **brought)
-        wrap(model, what, record["learn"], _found(record["original"], path))
+        check_matrices(what, record["learn"], shapes, str(path))
+        tuned = record.get("tuned", [])
+        if not isinstance(tuned, list) or any(one not in get_args(Tuned) for one in tuned):
+            raise PmvitError(f"{path}: expected a list of {' and '.join(get_args(Tuned))} as tuned; got {tuned!r}")
+        wrap(model, what, record["learn"], _found(record["original"], path), tuple(tuned))
     load_tensors(model, tensors, str(path), assign=True)
     if budget:
         set_budget(model, **budget)
@@ -240,10 +266,9 @@ def _old_places(path: Path) -> list[Path]:
     return [] if tuned else [path]
 
 
-def _found(data: dict[str, Any], path: Path) -> Original:
+def _found(data: Any, path: Path) -> Original:
     """The original as a model that is at `path` knows it: that model, too, may hold its weights."""
-    check_fields(data, ("fingerprint", "source", "weights", "arguments", "saved"), f"{path}: original")
-    original = _moved(Original(**data), path, to_file=False)
+    original = _moved(config_from(Original, data, f"{path}: original"), path, to_file=False)
     if original.fingerprint is None:
         return original
     return replace(original, saved=tuple(dict.fromkeys([*original.saved, str(path.absolute())])))
@@ -272,28 +297,26 @@ def _parse_config(text: str, where: str) -> dict[str, Any]:
     return config
 
 
-def _open_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Tensor]]:
-    """Configuration, other documents and tensors of a folder."""
-    try:
-        config = _parse_config((folder / CONFIG_FILE).read_text(encoding="utf-8"), str(folder / CONFIG_FILE))
-    except FileNotFoundError:
-        raise PmvitError(f"expected a model saved by pmvit in {folder}, which has no {CONFIG_FILE}") from None
-    except UnicodeDecodeError:
-        raise PmvitError(f"expected text in {folder / CONFIG_FILE}, got something else: save the model again") from None
+def _open_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str], Path]:
+    """Configuration and other documents of a folder, and where its tensors are."""
+    place = folder / CONFIG_FILE
+    if not place.exists():
+        raise PmvitError(f"expected a model saved by pmvit in {folder}, which has no {CONFIG_FILE}")
+    config = _parse_config(read_text(place, "the configuration of a model"), str(place))
     for name in config["sha256"]:
+        check_regular(folder / name)
         if not (folder / name).is_file():
             raise PmvitError(f"expected {name} in {folder}; it is missing: save the model again")
     others = set(config["sha256"]) - {MODEL_FILE, CONFIG_FILE}
-    documents = {name: (folder / name).read_text(encoding="utf-8") for name in others}
-    return config, documents, read_tensors(folder / MODEL_FILE)
+    return config, {name: read_text(folder / name, "a part of a model") for name in others}, folder / MODEL_FILE
 
 
-def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Tensor]]:
-    """Configuration, other documents and tensors of a single file."""
+def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, str], Path]:
+    """Configuration and other documents of a single file, and where its tensors are."""
     documents = read_texts(path)
     if CONFIG_FILE not in documents:
         raise PmvitError(f"{path} holds weights but no pmvit model: load it as the weights of an architecture instead")
-    return _parse_config(documents.pop(CONFIG_FILE), f"{path}: config"), documents, read_tensors(path)
+    return _parse_config(documents.pop(CONFIG_FILE), f"{path}: config"), documents, path
 
 
 def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, assign: bool = False) -> None:

@@ -16,9 +16,9 @@ from pmvit.data.batches import TrainingBatch, check_labels
 from pmvit.data.transforms import BatchTransform
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
+from pmvit.hosts.making import one_line
 from pmvit.hosts.modes import evaluation_mode
-from pmvit.hosts.outputs import as_module, gives_logits, logits_of
-from pmvit.loading import num_classes_of
+from pmvit.hosts.outputs import as_module, gives_logits, logits_of, num_classes_of
 from pmvit.prune_merge import TokenMatrices
 from pmvit.saving.models import load_tensors
 from pmvit.training.loss import finetune_loss, tapped_tokens
@@ -160,9 +160,10 @@ class Learner:
         load_tensors(self.model, select(tensors, "model/"), "the checkpoint")
         if self._ema is not None:
             load_tensors(self._ema.module, select(tensors, "ema/"), "the checkpoint's moving average")
-        self._optimizer.optimizer.load_state_dict(join_tensors(state["optimizer"], select(tensors, "optimizer/")))
-        if self.accelerator.scaler is not None and state["scaler"] is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
+        with one_line("the checkpoint's state of the optimizer does not fit"):
+            self._optimizer.optimizer.load_state_dict(join_tensors(state["optimizer"], select(tensors, "optimizer/")))
+            if self.accelerator.scaler is not None and state["scaler"] is not None:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
 
     def close(self) -> None:
         """Take everything off the model again that was put on it."""

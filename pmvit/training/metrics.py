@@ -1,11 +1,12 @@
 """What a run measures: one JSON line per step and per epoch, and the learning curves."""
 
 import json
-from contextlib import suppress
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pmvit.files import write_atomically, write_text
+from pmvit.errors import PmvitError, PmvitWarning
+from pmvit.files import parse_json, typed, write_atomically, write_text
 from pmvit.numbers.measures import MEASURES, QUALITIES
 
 FILE, CURVES = "metrics.jsonl", "curves.png"
@@ -20,12 +21,25 @@ RATES = {"lr": "weights", "matrix_lr": "M and R"}
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run so far; one that a kill cut short is left out."""
+    """The lines of a run so far; one that a kill cut short is left out, and one that is damaged, with a warning."""
     path, result = folder / FILE, []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):
-            result.append(json.loads(line))
+    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n") if path.exists() else [""]
+    for number, text in enumerate(lines[:-1], start=1):  # behind the last end of line is what a kill cut short
+        try:
+            result.append(_checked(parse_json(text, f"{path}, line {number}"), f"{path}, line {number}"))
+        except PmvitError as error:
+            warnings.warn(f"{error}: the line is left out", PmvitWarning, stacklevel=2)
     return result
+
+
+def _checked(line: Any, where: str) -> dict[str, Any]:
+    """A line of metrics, if it is one."""
+    values: dict[str, Any] = typed(dict[str, Any], line, where)
+    for name in ("step", "epoch") if values.get("kind") == "epoch" else ("step",):
+        typed(int, values.get(name), f"{where}: {name}")
+    for name in (*LOSSES, *RATES, *QUALITIES):
+        typed(float | None, values.get(name), f"{where}: {name}")
+    return values
 
 
 def keep_metrics(folder: Path, step: int) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pmvit.compression import compression_of
 from pmvit.config import FinetuneConfig
 from pmvit.errors import PmvitError
-from pmvit.files import check_fields, config_from, parse_document, read_document, write_atomically, write_text
-from pmvit.tensors import read_tensors, read_texts
+from pmvit.files import check_fields, fields_from, parse_document, read_document, typed, write_document
+from pmvit.tensors import dtype_called, read_tensors, read_texts, write_tensors
 from pmvit.wrapping import fingerprint
 
 FILE, CHECKPOINTS = "finetune.json", "checkpoints"
@@ -52,7 +51,7 @@ class RunRecord:
 
     def write(self, folder: Path) -> None:
         document = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        write_text(folder / FILE, json.dumps(document, indent=1) + "\n")
+        write_document(folder / FILE, json.dumps(document, indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
@@ -61,11 +60,7 @@ class RunRecord:
             raise PmvitError(
                 f"expected a fine-tuning run in {folder}, which has no {FILE}: start one there without resume"
             )
-        document = read_document(path, FORMAT, VERSION)
-        names = ("plan", "teacher", "command", "result")
-        check_fields(document, ("format", "version", "config", *names), str(path))
-        config = config_from(FinetuneConfig, document["config"], f"{path}: config")
-        return cls(config, *(document[name] for name in names))
+        return cls(**fields_from(cls, read_document(path, FORMAT, VERSION), str(path), beside=("format", "version")))
 
     def check_against(self, folder: Path, resume: bool) -> "RunRecord | None":
         """The record that is in the folder already, `None` if there is none; `PmvitError` if it is of another run."""
@@ -111,9 +106,11 @@ def join_tensors(data: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "tensor":
         return tensors[content]
     if kind == "dtype":
-        return getattr(torch, content)
+        return dtype_called(content, "the state of the optimizer")
     if kind == "dict":
         return {key: join_tensors(entry, tensors) for key, entry in content}
+    if kind not in ("list", "tuple"):
+        raise PmvitError(f"expected a tensor, dtype, dict, list or tuple in the state of the optimizer; got {kind!r}")
     entries = [join_tensors(entry, tensors) for entry in content]
     return entries if kind == "list" else tuple(entries)
 
@@ -135,28 +132,18 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps there is a checkpoint of, first to last."""
-        return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.safetensors"))
-
-    def read_latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; `None` if there is none, `PmvitError` if none can be read."""
-        steps = self.steps()
-        for step in reversed(steps):
-            try:
-                return self.read(self.path(step))
-            except PmvitError:  # damaged after it was written: the one before will do
-                if step == steps[0]:
-                    raise
-        return None
+        numbers = (path.stem.removeprefix("step-") for path in self.folder.glob("step-*.safetensors"))
+        return sorted(int(number) for number in numbers if number.isdecimal() and len(number) < 20)
 
     def read(self, path: Path) -> Checkpoint:
-        """Read a checkpoint back; `PmvitError` if the file is cut short or something else."""
-        text = read_texts(path).get(CHECKPOINT_FORMAT, "{}")
+        """Read a checkpoint back; `PmvitError` if the file is damaged or something else."""
+        tensors, text = read_tensors(path), read_texts(path).get(CHECKPOINT_FORMAT, "{}")
         document = parse_document(text, CHECKPOINT_FORMAT, VERSION, str(path))
         check_fields(document, ("format", "version", "state"), str(path))
-        return read_tensors(path), document["state"]
+        return tensors, typed(dict[str, Any], document["state"], f"{path}: state")
 
     def write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
-        """Write a checkpoint and drop the oldest ones."""
+        """Write a checkpoint with a checksum, and drop the oldest ones."""
         text = json.dumps({"format": CHECKPOINT_FORMAT, "version": VERSION, "state": state})
         apart, stored = {}, set()
         for name, value in tensors.items():
@@ -166,6 +153,6 @@ class Checkpoints:
             stored.add(memory)
         for leftover in self.folder.glob(".step-*.tmp"):  # of a run that was killed while it wrote
             leftover.unlink(missing_ok=True)
-        write_atomically(self.path(step), lambda temporary: save_file(apart, temporary, {CHECKPOINT_FORMAT: text}))
+        write_tensors(self.path(step), apart, {CHECKPOINT_FORMAT: text})
         for old in self.steps()[: -self.keep]:
             self.path(old).unlink(missing_ok=True)

@@ -1,33 +1,37 @@
 """`finetune` and `calibrate`: put a run together from a model, images and options, and go."""
 
 import copy
-from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import LoggerType
 from torch import nn
 
-from pmvit._system import avoid_broken_amx, keep_freed_memory
-from pmvit.compression import compression_of, decompress
+from pmvit._system import avoid_broken_amx, keep_freed_memory, this_process, wait_for_all
+from pmvit.compression import compression_of, decompress, record_tuning
 from pmvit.config import FinetuneConfig, FinetuneOptions, with_keywords
 from pmvit.config.training import Preset
 from pmvit.data.batches import first_images
 from pmvit.data.loaders import prepare
-from pmvit.data.sources import has_pixel_labels
+from pmvit.data.opening import ImageData, as_loader, open_images, open_validation
+from pmvit.data.sources import has_pixel_labels, is_dataset
 from pmvit.data.training import LoaderData, SourceData, TrainingData
 from pmvit.data.transforms import Preparation, color_mode, training_transform
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
-from pmvit.loading import open_images, open_loader, open_validation
+from pmvit.locks import only_writer
+from pmvit.saving.card import CardDetails
 from pmvit.saving.models import check_savable, load, save
 from pmvit.training.biases import correct_biases
 from pmvit.training.learner import matrix_parameters
-from pmvit.training.record import RunRecord, has_begun
+from pmvit.training.record import FILE, RunRecord, has_begun
 from pmvit.training.trainer import LAST, Finetuned, Trainer
+from pmvit.wrapping import Tuned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,8 +44,8 @@ BIAS_IMAGES = 256
 def finetune(
     model: nn.Module,
     *,
-    train: str | Path | Iterable[Any],
-    val: str | Path | Iterable[Any] | None = None,
+    train: ImageData,
+    val: ImageData | None = None,
     teacher: nn.Module | None = None,
     preset: Preset | None = None,
     output: str | Path | None = None,
@@ -57,14 +61,15 @@ def finetune(
     The model is left in evaluation mode with the weights after the last epoch (their moving average, if there is one);
     the best ones are in `output`.
 
-    Run by several processes (`accelerate launch`), they share the images of each step; `output` then has to be a folder
+    Run by several processes (`accelerate-launch`), they share the images of each step; `output` then has to be a folder
     that all of them see. An uncompressed model is fine-tuned as well, without a teacher unless one is given. A model
     that labels pixels learns from images with masks, and from the teacher's distribution at every pixel.
 
     Args:
         model: What `compress` returned.
-        train: The training images: a path as `pmvit finetune --data` takes it, or a loader of `(images, labels)` with a
-            length, whose batches are taken as they come: `accumulate` of them per step.
+        train: The training images, as `as_loader` knows them: a path as `pmvit finetune --data` takes it, a `Dataset`,
+            or a loader of `(images, labels)` with a length, whose batches are taken as they come: `accumulate` of them
+            per step.
         val: Images to validate on after every epoch, likewise.
         teacher: The original; if none is given and the model is compressed, the model itself, uncompressed.
         preset: Other defaults, which `options` override.
@@ -81,37 +86,61 @@ def finetune(
         PmvitError: If something does not fit, the loss is not finite, or a checkpoint cannot be written.
     """
     config = FinetuneConfig(**options) if preset is None else FinetuneConfig.preset(preset, **options)
+    data: dict[str, Any] = {"train": train, "val": val, "epoch_images": epoch_images, "first_label": first_label}
+    run: dict[str, Any] = {"output": output, "resume": resume, "progress": progress, "command": command}
+    return _tune(model, teacher, config, "fine-tuned", **data, **run)
+
+
+def _tune(
+    model: nn.Module,
+    teacher: nn.Module | None,
+    config: FinetuneConfig,
+    tuned: Tuned,
+    *,
+    train: Any,
+    val: Any,
+    output: str | Path | None,
+    resume: bool,
+    progress: bool,
+    epoch_images: int | None = None,
+    first_label: int | None = None,
+    command: dict[str, Any] | None = None,
+) -> Finetuned:
+    """`finetune`, whatever the model is called afterwards."""
     check_trainable(model)
+    check_tracker(config)
     if config.mixed_precision == "bf16":
         avoid_broken_amx()
     folder = Path(output) if output is not None else None
     if folder is not None:
         check_savable(model)  # better found out now than after the last epoch that the model cannot be saved
+    record_tuning(model, tuned)
     if not config.needs_teacher:
         teacher = None
     elif teacher is None and compression_of(model) is not None:
         teacher = decompress(copy.deepcopy(model))
     record = RunRecord.of(model, teacher, config, command or {})
-    if folder is not None:
-        before = record.check_against(folder, resume)
-        if before is not None and before.result is not None:  # it had come to its end
-            model.load_state_dict(load(folder / LAST).state_dict())
-            return Finetuned.from_json(before.result)
     accelerator = _accelerator(model, config, folder)
-    if accelerator.device.type == "cpu":
-        keep_freed_memory()
-    process = (accelerator.process_index, accelerator.num_processes)
-    data = training_data(model, train, config, process, epoch_images, first_label)
-    validation = open_validation(model, val, config.labels, config.workers, process, first_label)
-    return Trainer(model, teacher, data, accelerator, record, folder).run(validation, progress)
+    with only_writer(folder) if folder is not None and accelerator.is_main_process else nullcontext():
+        if folder is not None:
+            before = record.check_against(folder, resume)
+            if before is not None and before.result is not None:  # it had come to its end
+                model.load_state_dict(load(folder / LAST).state_dict())
+                return Finetuned.from_json(before.result, f"{folder / FILE}: result")
+        if accelerator.device.type == "cpu":
+            keep_freed_memory()
+        process = (accelerator.process_index, accelerator.num_processes)
+        data = training_data(model, train, config, process, epoch_images, first_label)
+        validation = open_validation(model, val, config.labels, config.workers, process, first_label)
+        return Trainer(model, teacher, data, accelerator, record, folder).run(validation, progress)
 
 
-@with_keywords(FinetuneConfig)
+@with_keywords(FinetuneConfig.preset("calibrate"))
 def calibrate(
     model: nn.Module,
-    data: str | Path | Iterable[Any],
+    data: ImageData,
     *,
-    val: str | Path | Iterable[Any] | None = None,
+    val: ImageData | None = None,
     teacher: nn.Module | None = None,
     output: str | Path | None = None,
     resume: bool = False,
@@ -122,13 +151,14 @@ def calibrate(
 ) -> Finetuned:
     """Let a compressed model learn to predict what its original predicts, in place, on about a thousand images.
 
-    First the biases are corrected in closed form (`correct_biases`), which takes seconds. Then comes `finetune` without
-    labels and with the preset `calibrate`, made for few images and few minutes; what is not explained here is as
-    `finetune` has it. Of more images than `epoch_images`, every epoch takes others.
+    First the biases are corrected in closed form (`correct_biases`), which takes seconds. Then the model learns as in
+    `finetune`, without labels and with other defaults, made for few images and few minutes: those of the preset
+    `calibrate`. What is not explained here is as `finetune` has it. Of more images than `epoch_images`, every epoch
+    takes others.
 
     Args:
         model: What `compress` returned.
-        data: Images without labels (labels are not read): a path as `finetune` takes it, or a loader with a length.
+        data: Images without labels (labels are not read), as `finetune` takes them.
         val: Images to compare with the original on after every epoch, likewise.
         distill: Whether to go on after the biases.
         epoch_images: Images per epoch at most.
@@ -136,28 +166,49 @@ def calibrate(
     """
     if compression_of(model) is None:
         raise PmvitError("expected a compressed model to calibrate; this one is not, and has nothing to come back to")
+    config = FinetuneConfig.preset("calibrate", **options)
     check_trainable(model)
+    check_tracker(config)
     if output is not None:
         check_savable(model)
+        if not distill and has_begun(Path(output)):
+            raise PmvitError(
+                f"{output} holds a fine-tuned model, which this one would overwrite: choose another folder"
+            )
     teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))
     if not (resume and output is not None and has_begun(Path(output))):
-        loader = open_loader(model, data, labels=False, shuffle=True) if isinstance(data, (str, Path)) else data
+        loader = as_loader(model, data, labels=False, shuffle=True)
         images = first_images(loader, BIAS_IMAGES).to(next(model.parameters()).device)
         correct_biases(model, teacher, images)
     if distill:
         run: dict[str, Any] = {"output": output, "resume": resume, "epoch_images": epoch_images, "progress": progress}
-        return finetune(model, train=data, val=val, teacher=teacher, preset="calibrate", **run, **options)
-    if output is not None:
-        save(model, output)
+        return _tune(model, teacher, config, "calibrated", train=data, val=val, **run)
+    record_tuning(model, "calibrated")
+    if output is not None and this_process()[0] == 0:
+        save(model, output, card=CardDetails(settings={"calibrate": {"distill": False}}))
+    wait_for_all()
     return Finetuned(steps=0, best_epoch=0, best=None, last=None)
+
+
+def check_tracker(config: FinetuneConfig) -> None:
+    """Raise `PmvitError` if the tracker that a run is to be logged with is not installed: accelerate would log nothing.
+
+    Asked before the work begins, of which measuring may be hours.
+    """
+    name, known, there = config.log_with, LoggerType.list(), [str(tracker) for tracker in get_available_trackers()]
+    if name is None or name in there or (name == "all" and there):
+        return
+    if name in known:
+        package = {"tensorboard": "'pmvit[tensorboard]'", "all": "one of accelerate's trackers"}.get(name, name)
+        raise PmvitError(f"log_with: {name} is not installed: pip install {package}")
+    if name not in LOGGER_TYPE_TO_CLASS:  # where a user may have registered one
+        raise PmvitError(f"log_with: expected one of {', '.join(known)}; got {name!r}")
 
 
 def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) -> Accelerator:
     freezes_midway = 0 < config.learnable_epochs < config.epochs and bool(matrix_parameters(model))
     if config.log_with is not None and folder is None:
         raise PmvitError("log_with needs an output folder to write to")
-    if config.log_with == "tensorboard" and not any(find_spec(name) for name in ("tensorboard", "tensorboardX")):
-        raise PmvitError("log_with: tensorboard is not installed: pip install 'pmvit[tensorboard]'")
     try:
         return Accelerator(
             cpu=config.cpu,
@@ -172,15 +223,15 @@ def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) 
 
 def training_data(
     model: nn.Module,
-    train: Any,
+    train: ImageData,
     config: FinetuneConfig,
     process: tuple[int, int],
     epoch_images: int | None,
     first_label: int | None = None,
 ) -> TrainingData:
-    """The batches of this process: of a loader as they come, of a path as the configuration says."""
-    if not isinstance(train, (str, Path)):
-        return LoaderData(train, seed=config.seed, process=process)
+    """The batches of this process: of a loader as they come, of a path or a `Dataset` as the configuration says."""
+    if not (isinstance(train, (str, Path)) or is_dataset(train)):
+        return LoaderData(as_loader(model, train), seed=config.seed, process=process)
     passes = config.accumulate * process[1]
     if config.batch_size % passes:
         raise PmvitError(

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -17,19 +18,23 @@ from safetensors import SafetensorError
 from timm.utils.random import random_seed
 from torch import Tensor, nn
 
+from pmvit._system import lost_processes, meet_processes
 from pmvit.data.batches import TrainingBatch
 from pmvit.data.seeding import seed_for
 from pmvit.data.training import TrainingData
-from pmvit.errors import PmvitError
-from pmvit.evaluation.validation import AnyEvaluation, evaluation_from, validate
+from pmvit.errors import PmvitError, PmvitWarning
+from pmvit.evaluation.validation import AnyEvaluation, validate
+from pmvit.files import config_from, fields_from
 from pmvit.progress import Bar
 from pmvit.saving.card import CardDetails
+from pmvit.saving.commands import record_commands
 from pmvit.saving.models import load, save
 from pmvit.training.learner import Learner, set_learnable
 from pmvit.training.metrics import FILE as METRICS
 from pmvit.training.metrics import draw_curves, keep_metrics
 from pmvit.training.record import CHECKPOINTS, Checkpoints, RunRecord
 from pmvit.training.signals import StoppedError, StopSignals
+from pmvit.wrapping import compression_of
 
 LAST = "last"
 
@@ -53,9 +58,28 @@ class Finetuned:
     broken: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Finetuned":
+    def from_json(cls, data: dict[str, Any], where: str = "the result of a run") -> "Finetuned":
         """The result that `asdict` made JSON data of."""
-        return cls(**{**data, "best": _evaluation(data["best"]), "last": _evaluation(data["last"])})
+        return config_from(cls, data, where)
+
+
+@dataclass(frozen=True)
+class Best:
+    """Validation after the best epoch (from 1) so far; without validation images it is the last one, and unknown."""
+
+    epoch: int
+    quality: float | None
+    evaluation: AnyEvaluation | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a run a checkpoint was written, after so many steps."""
+
+    step: int
+    steps_per_epoch: int
+    best: Best | None
+    last: AnyEvaluation | None
 
 
 class Trainer:
@@ -78,7 +102,7 @@ class Trainer:
         self.data, self.config, self.accelerator, self.record, self.folder = data, config, accelerator, record, folder
         self.checkpoints = Checkpoints((folder or Path()) / CHECKPOINTS, config.keep_checkpoints)
         self.step = 0
-        self.best: dict[str, Any] | None = None
+        self.best: Best | None = None
         self.last: AnyEvaluation | None = None
         self.steps_per_epoch = len(data) // config.accumulate
         if self.steps_per_epoch == 0:
@@ -86,6 +110,7 @@ class Trainer:
         self.total_steps = config.epochs * self.steps_per_epoch
         self.learner = Learner(model, teacher, config, accelerator, self.steps_per_epoch)
         self._signals = StopSignals()
+        meet_processes()
 
     def run(self, validation: Any, progress: bool) -> Finetuned:
         """All steps, or those that are left after the last checkpoint of the folder; a trainer runs once."""
@@ -98,6 +123,11 @@ class Trainer:
                     self._train(epoch, bar)
                     self._end_epoch(epoch + 1, validation)
             return self._finish()
+        except RuntimeError as error:
+            if (lost := lost_processes()) is None:
+                raise
+            how = f" with --resume {self.folder}, `calibrate` and `run` as before" if self.folder is not None else ""
+            raise PmvitError(f"{lost}; {self._kept()}. Launch the same command again{how}") from error
         finally:
             self.data.close()
             self.learner.close()
@@ -180,19 +210,17 @@ class Trainer:
             known = {name: value for name, value in asdict(self.last).items() if value is not None}
             self._write(kind="epoch", step=self.step, epoch=epoch, **known)
         quality = self.last.quality if self.last is not None else None
-        best = self.best["quality"] if self.best is not None else None
+        best = self.best.quality if self.best is not None else None
         if best is None or quality is None or quality > best:
-            evaluation = asdict(self.last) if self.last is not None else None
-            self.best = {"epoch": epoch, "quality": quality, "evaluation": evaluation}
+            self.best = Best(epoch, quality, self.last)
             if quality is not None or at_end:
                 self._write_on_main("the model", lambda folder: self._save(folder, self.last))
         self._checkpoint()
         self._stop_after(0 if at_end else self._agree({})[1])
 
     def _finish(self) -> Finetuned:
-        best = self.best or {"epoch": self.config.epochs, "evaluation": None}
-        broken = dict(self.data.broken)
-        result = Finetuned(self.step, best["epoch"], _evaluation(best["evaluation"]), self.last, broken)
+        best = self.best or Best(self.config.epochs, None, None)
+        result = Finetuned(self.step, best.epoch, best.evaluation, self.last, dict(self.data.broken))
         self.learner.model.load_state_dict(self.learner.evaluated.state_dict())
 
         def write(folder: Path) -> None:
@@ -206,38 +234,64 @@ class Trainer:
     def _save(self, folder: Path, evaluation: AnyEvaluation | None) -> None:
         """Save the model; its card says how it was tuned and how good it is."""
         started = {"command": self.record.command} if self.record.command else {}
-        measured = {"tuned": asdict(evaluation)} if evaluation is not None else {}
-        save(self.learner.evaluated, folder, card=CardDetails(measured, {"finetune": asdict(self.config), **started}))
+        compression = compression_of(self.learner.model)
+        tuned: str = compression.tuned[-1] if compression is not None else "fine-tuned"
+        measured = {tuned: asdict(evaluation)} if evaluation is not None else {}
+        how = {"calibrate" if tuned == "calibrated" else "finetune": asdict(self.config)}
+        save(self.learner.evaluated, folder, card=CardDetails(measured, {**how, **started}))
 
     def _start(self) -> None:
         """Go on from the last checkpoint of the folder, if there is one, and begin to write there."""
         if self.folder is None:
             return
-        if (checkpoint := self.checkpoints.read_latest()) is not None:
-            _, there = checkpoint
-            if there["steps_per_epoch"] != self.steps_per_epoch:
+        if (place := self.restore()) is not None:
+            if place.steps_per_epoch != self.steps_per_epoch:
                 raise PmvitError(
-                    f"the run had {there['steps_per_epoch']} steps per epoch, and would now have "
+                    f"the run had {place.steps_per_epoch} steps per epoch, and would now have "
                     f"{self.steps_per_epoch}: resume it with the images, batches and processes it began with"
                 )
-            self.learner.restore(*checkpoint)
-            self.step, self.best, self.last = there["step"], there["best"], _evaluation(there["last"])
-            if self.best is not None and self.best["quality"] is not None:
+            self.step, self.best, self.last = place.step, place.best, place.last
+            if self.best is not None and self.best.quality is not None:
                 try:
                     load(self.folder)
                 except PmvitError:  # the best model was not written whole: the next one takes its place
                     self.best = None
         if self.accelerator.is_main_process:
             self.record.write(self.folder)
+            record_commands(self.folder)
             keep_metrics(self.folder, self.step)
         if self.config.log_with is not None:
             self.accelerator.init_trackers("tensorboard" if self.config.log_with == "tensorboard" else "pmvit")
         self.accelerator.wait_for_everyone()
 
+    def restore(self) -> Place | None:
+        """Go back to the newest checkpoint that is whole, and say where that was; `None` if there is no checkpoint.
+
+        One that is of other steps than these is left alone.
+        """
+        steps = self.checkpoints.steps()
+        for step in reversed(steps):
+            path = self.checkpoints.path(step)
+            try:
+                tensors, state = self.checkpoints.read(path)
+                place = Place(**fields_from(Place, state, f"{path}: state", beside=("optimizer", "scaler")))
+                if place.step != step:
+                    raise PmvitError(f"{path}: expected the checkpoint of step {step}, got that of {place.step}")
+                if place.steps_per_epoch == self.steps_per_epoch:
+                    self.learner.restore(tensors, state)
+            except PmvitError as error:
+                if step == steps[0]:
+                    raise PmvitError(f"{error}; there is no other checkpoint: remove it to start anew") from None
+                if self.accelerator.is_main_process:
+                    message = f"the run goes on from the checkpoint before {path.name}, which is damaged: {error}"
+                    warnings.warn(message, PmvitWarning, stacklevel=2)
+            else:
+                return place
+        return None
+
     def _checkpoint(self) -> None:
         """Write everything that is needed to go on from here."""
-        place: dict[str, Any] = {"step": self.step, "steps_per_epoch": self.steps_per_epoch, "best": self.best}
-        place["last"] = asdict(self.last) if self.last is not None else None
+        place = asdict(Place(self.step, self.steps_per_epoch, self.best, self.last))
         what = f"the checkpoint of step {self.step}"
         self._write_on_main(what, lambda _: self.checkpoints.write(self.step, *self.learner.snapshot(place)))
 
@@ -273,7 +327,3 @@ class Trainer:
         if self.config.log_with is not None:
             numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
             self.accelerator.log(numbers, step=self.step)
-
-
-def _evaluation(data: dict[str, Any] | None) -> AnyEvaluation | None:
-    return evaluation_from(data) if data is not None else None

@@ -14,7 +14,9 @@ from PIL import Image
 
 import pmvit
 from pmvit.data.demo import MEAN, STD, demo_images, demo_loader, demo_model
-from pmvit.loading import create_model, open_loader
+from pmvit.data.opening import open_loader
+from pmvit.loading import create_model
+from pmvit.measuring import TokenMetric
 from tests.helpers import pmvit_command, pmvit_here, tome
 
 ARGUMENTS = ["img_size=28", "patch_size=2", "in_chans=1", "embed_dim=128", "depth=6", "num_heads=4"]
@@ -153,16 +155,17 @@ def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None
     result = pmvit_here(
         *("compare", *model, "--data", images, "--limit", 16, "--batch-size", 16, "--workers", 0),
         *("--gflops", 0.2, "--runtime", "none"),
-        *("--methods", "ps-vit,measured", "--measure-data", images, "--with", tmp_path / "tome", "--no-exports"),
+        *("--methods", "ps-vit,adaptive", "--measure-data", images),
+        *("--with", tmp_path / "tome", "--no-exports"),
         *("-o", tmp_path / "compared"),
     )
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "compared" / "comparison.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["original", "ps-vit", "measured", str(tmp_path / "tome")]
+    assert [row["name"] for row in rows] == ["original", "ps-vit", "adaptive", str(tmp_path / "tome")]
     assert [row["evaluation"]["images"] for row in rows] == [16] * 4
     assert [row["gflops"] for row in rows[1:3]] == pytest.approx([0.2, 0.2], rel=0.01)
-    assert pmvit.MergeCosts.load(tmp_path / "compared" / "merge_costs.json").images > 0
-    assert "measured" in result.stdout
+    assert TokenMetric.load(tmp_path / "compared" / "metric.safetensors").images > 0
+    assert "adaptive" in result.stdout
 
 
 def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
@@ -298,7 +301,7 @@ def test_the_commands_of_the_readme_on_real_data(data: Path, tmp_path: Path) -> 
         (few / f"{label:03}").mkdir(parents=True)
         (few / f"{label:03}" / "0.jpg").symlink_to((data / f"imagenet/val/{label:03}/0.jpg").resolve())
     weights = data / "weights" / "vit_tiny_patch16_224.safetensors"
-    arguments = ("vit_tiny_patch16_224", "--weights", weights, "--data", few, "--keep", 0.7, "-o", tmp_path / "out")
+    arguments = ("vit_tiny_patch16_224", "--weights", weights, "--data", few, "--gflops", 0.86, "-o", tmp_path / "out")
     assert pmvit_here("compress", *arguments).returncode == 0
     numbers = json.loads(pmvit_here("evaluate", tmp_path / "out", "--data", few, "--json").stdout)
     assert numbers["images"] == 20

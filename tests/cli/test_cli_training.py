@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pmvit
+from pmvit.locks import only_writer
 from pmvit.saving.commands import read_commands
 from pmvit.tensors import read_tensors
 from tests.cli.test_cli import listen_to_interrupts
@@ -151,3 +152,93 @@ def test_calibrate_goes_on_and_needs_no_labels(start: Path, tmp_path: Path) -> N
     assert not same(read_tensors(tmp_path / "out/model.safetensors"), read_tensors(start / "small/model.safetensors"))
     refused = pmvit_here("calibrate", start / "small", "--data", folder, "-o", start / "small")
     assert "would overwrite the one it is made of" in refused.stderr
+
+
+def test_compress_does_not_overwrite_what_was_trained(start: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    compress = ("compress", start / "model", "--method", "tome", "--r", "4", "-o", out)
+    for _ in range(2):  # what compress wrote, it writes again
+        assert pmvit_here(*compress).returncode == 0
+    tuned = pmvit_here("finetune", start / "small", "--data", start / "data", "-o", out, *OPTIONS)
+    assert tuned.returncode == 0, tuned.stderr
+    before = read_tensors(out / "model.safetensors")
+    refused = pmvit_here(*compress)
+    assert refused.returncode == 1
+    assert "holds a trained model and its run: choose another folder, or --force" in " ".join(refused.stderr.split())
+    assert same(read_tensors(out / "model.safetensors"), before)
+    assert pmvit_here(*compress, "--force").returncode == 0
+    assert not same(read_tensors(out / "model.safetensors"), before)
+    assert not {"finetune.json", "checkpoints", "metrics.jsonl", "curves.png", "last"} & {p.name for p in out.iterdir()}
+
+
+def test_compress_waits_for_nobody(start: Path, tmp_path: Path) -> None:
+    """Another process writes to the folder: one line says so."""
+    with only_writer(tmp_path):
+        result = pmvit_command("compress", start / "model", "--method", "tome", "--r", "4", "-o", tmp_path)
+    assert result.returncode == 1
+    assert f"another process ({os.getpid()}) is writing to" in " ".join(result.stderr.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_warning_is_one_line(start: Path, tmp_path: Path) -> None:
+    other = small_vit(num_classes=5)
+    small_plan(other).save(tmp_path / "plan.json")
+    result = pmvit_here("compress", start / "model", "--plan", tmp_path / "plan.json", "-o", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    assert "the plan was measured on weights" in result.stdout
+    assert "Warning" not in result.stdout + result.stderr
+
+
+def test_every_command_that_saves_a_model_is_on_record(start: Path, tmp_path: Path) -> None:
+    """In every folder that it saves one to, after the commands before it, and before it has come to its end."""
+    data, few = ["--data", start / "data"], ["--epochs", 1, "--batch-size", 16, "--workers", 0]
+    plan = start / "small" / "plan.json"
+    verbs = {
+        "small": ["compress", start / "model", "--plan", plan],
+        "biases": ["calibrate", tmp_path / "small", "--data", start / "data/val", "--biases-only"],
+        "calibrated": ["calibrate", tmp_path / "small", "--data", start / "data/train", *few],
+        "tuned": ["finetune", tmp_path / "calibrated", *data, *few],
+        "run": ["run", start / "model", *data, *few, "--method", "scored", "--scorer", "random", "--keep", 0.5],
+    }
+    for name, words in verbs.items():
+        made = pmvit_here(*words, "-o", tmp_path / name)
+        assert made.returncode == 0, made.stderr
+    made_by = {
+        "small": ["compress"],
+        "biases": ["compress", "calibrate"],
+        "calibrated": ["compress", "calibrate"],
+        "calibrated/last": ["compress", "calibrate"],
+        "tuned": ["compress", "calibrate", "finetune"],
+        "tuned/last": ["compress", "calibrate", "finetune"],
+        "run": ["run"],
+        "run/compressed": ["run"],
+    }
+    for name, expected in made_by.items():
+        assert [one["command"].split()[1] for one in read_commands(tmp_path / name)] == expected, name
+    for name, tuned in (("biases", ["calibrated"]), ("tuned", ["calibrated", "fine-tuned"])):
+        assert json.loads((tmp_path / name / "config.json").read_text())["compression"]["tuned"] == tuned
+    code, _ = stop_after(
+        1, signal.SIGKILL, tmp_path / "cut", "finetune", tmp_path / "small", *data, *OPTIONS, "-o", tmp_path / "cut"
+    )
+    assert code == -signal.SIGKILL
+    assert [one["command"].split()[1] for one in read_commands(tmp_path / "cut")] == ["compress", "finetune"]
+
+
+def test_a_tracker_that_is_not_there_is_said_before_anything_is_measured(start: Path, tmp_path: Path) -> None:
+    words = ["run", start / "model", "--data", start / "data", "--keep", 0.5, "--log-with", "aim", "-o", tmp_path / "x"]
+    refused = pmvit_here(*words)
+    assert refused.returncode == 1
+    assert refused.stderr == "pmvit: log_with: aim is not installed: pip install aim\n"
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_uncompressed_model_is_evaluated_by_its_name(start: Path, tmp_path: Path) -> None:
+    weights = start / "model" / "model.safetensors"
+    sizes = ["img_size=96", "embed_dim=48", "depth=3", "num_heads=3"]
+    arguments = [word for size in sizes for word in ("--model-arg", size)]
+    words = ["--data", start / "data" / "val", "--workers", 0, "--json"]
+    named = pmvit_here("evaluate", "vit_tiny_patch16_224", "--weights", weights, *arguments, *words)
+    assert named.returncode == 0, named.stderr
+    saved = pmvit_here("evaluate", start / "model", *words)
+    assert json.loads(named.stdout) == json.loads(saved.stdout)
+    assert json.loads(named.stdout)["images"] == 21

@@ -4,6 +4,7 @@ import inspect
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from torchvision.models import list_models  # isort: skip
 
 HELP = [("--help",), ("run", "--help")]
 VERBS = (
-    *("measure", "plan", "compress", "calibrate", "finetune", "run", "evaluate", "segment", "compare"),
+    *("measure", "plan", "compress", "calibrate", "finetune", "run", "evaluate", "segment", "compare", "curve"),
     *("export", "benchmark", "report", "visualize", "serve", "info", "demo"),
 )
 SLOW = {"torch", "timm", "numpy", "rich", "pydantic"}
@@ -70,8 +71,11 @@ def test_help_is_instant(arguments: tuple[str, ...]) -> None:
     assert loaded(result.stderr).isdisjoint(SLOW)
 
 
-def test_importing_pmvit_needs_no_torch() -> None:
-    code = "import sys, pmvit; dir(pmvit); sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'numpy')))"
+@pytest.mark.parametrize(
+    "used", ["dir(pmvit)", "pmvit.Plan.from_json(pmvit.Plan.keep_all((2, 2), 1).to_json())"], ids=["names", "plans"]
+)
+def test_importing_pmvit_and_reading_plans_needs_no_torch(used: str) -> None:
+    code = f"import sys, pmvit; {used}; sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -131,7 +135,10 @@ def test_one_word_means_one_thing() -> None:
                 if flag.startswith("--"):
                     kinds.setdefault(flag.partition("/")[0], {}).setdefault(plain, set()).add(command.callback.__name__)
     assert "--images" not in kinds
-    assert {flag for flag, found in kinds.items() if len(found) > 1} <= {"--batch", "--gflops", "--method"}
+    assert {flag for flag, found in kinds.items() if len(found) > 1} <= {
+        *("--batch", "--gflops", "--keep", "--runtime"),  # several with commas, where several are compared
+        "--method",
+    }
     verbs = {name for found in kinds["--device"].values() for name in found}
     assert verbs == set(VERBS) - {"plan", "info", "demo"}
 
@@ -163,19 +170,30 @@ def test_a_device_that_cannot_be_used_is_refused_with_a_reason(tmp_path: Path) -
     assert "device: expected cpu for onnx, which run there (ONNX Runtime by its CPU provider); got meta" in timed.stderr
 
 
-def test_a_table_is_wider_than_the_screen_before_a_title_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_screen", [True, False])
+def test_a_table_loses_no_title_and_no_digit(monkeypatch: pytest.MonkeyPatch, is_screen: bool) -> None:
+    """A narrow screen shows it in parts, each with the names of its rows; a file has every row on one line."""
     titles = Benchmark([]).columns()
     numbers = [*["123.4"] * 4, *["1.53x [1.50, 1.56]"] * 2, "0.95", "63"]
     rows = [["eager", "16", "compressed", *numbers], ["onnx", "16", "original-optimized", *numbers]]
     rows[1][7] = f"does not run: {'many words ' * 12}"
-    monkeypatch.setenv("COLUMNS", "100")
-    for count in (1, 2):
-        with redirect_stdout(io.StringIO()) as said:
-            Screen().table(titles, rows[:count], left=("variant",))
-        words = {word for cells in (titles, *rows[:count]) for cell in cells for word in cell.split()}
-        assert set(said.getvalue().split()) - words <= {"─" * len(line) for line in said.getvalue().splitlines()}
-        assert words <= set(said.getvalue().split())
-        assert count > 1 or max(map(len, said.getvalue().splitlines())) <= 100
+    monkeypatch.setenv("COLUMNS", "80")
+    if is_screen:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    with redirect_stdout(io.StringIO()) as said:
+        Screen().table(titles, rows, left=("variant",))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())
+    lines = text.splitlines()
+    words = {word for cells in (titles, *rows) for cell in cells for word in cell.split()}
+    assert set(text.split()) - words <= {"─" * len(line) for line in lines}
+    assert words <= set(text.split())
+    numbered = [line for line in lines if line.startswith("eager")]
+    assert "  ".join(line.split("compressed")[1] for line in numbered).split() == " ".join(numbers).split()
+    if is_screen:
+        assert max(map(len, lines)) <= 80
+        assert sum("variant" in line for line in lines) == len(numbered) > 1
+    else:
+        assert len(lines) == 2 + len(rows)
 
 
 def test_saved_models_are_completed_beside_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 import pmvit
 from pmvit.comparison import Comparison, ComparisonRow
+from pmvit.comparison.making import OURS
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.evaluation.classification import Evaluation
 from pmvit.evaluation.reference import Reference
@@ -36,9 +37,10 @@ def found() -> Comparison:
         model,
         demo_loader("test", count=128),
         gflops=0.6 * pmvit.flops(model).gflops,
-        methods=["prune-merge", "measured", "tome"],
+        methods=[*OURS, "tome"],
         scores=pmvit.measure(model, images, method="scored", progress=False),
         merge_costs=pmvit.measure(model, images, method="measured", progress=False),
+        metric=pmvit.measure(model, images, method="adaptive", progress=False),
         others={"mine": pmvit.compress(model, make_method("random", r=(18, 18, 18)))},
         exports=False,
         batches=[2],
@@ -49,22 +51,23 @@ def found() -> Comparison:
 
 def test_methods_cost_the_same_and_are_told_apart(found: Comparison) -> None:
     rows = {row.name: row for row in found.rows}
-    assert list(rows) == [
-        *("original", "prune-merge", "prune-merge, optimized", "measured", "measured, optimized", "tome", "mine")
-    ]
+    of_ours = [name for ours in OURS for name in (ours, f"{ours}, optimized")]
+    assert list(rows) == ["original", *of_ours, "tome", "mine"]
     whole = rows["original"]
     assert whole.evaluation is not None
     assert whole.evaluation.agreement == 1.0
-    for name in ("prune-merge", "measured", "tome"):
+    for name in (*OURS, "tome"):
         assert rows[name].gflops == pytest.approx(rows[name].wanted, rel=0.01)
         assert [(speed.runtime, speed.batch) for speed in rows[name].speeds] == [("eager", 2)]
     divergences = {}
-    for name in ("measured", "tome", "mine"):
+    for name in ("measured", "adaptive", "tome", "mine"):
         evaluation = rows[name].evaluation
         assert isinstance(evaluation, Evaluation)
         assert evaluation.kl is not None
         divergences[name] = evaluation.kl
     assert divergences["measured"] < divergences["mine"]
+    assert divergences["adaptive"] < divergences["mine"]
+    assert rows["adaptive"].options["method"] == "adaptive"
     assert divergences["tome"] < divergences["mine"]
     assert rows["mine"].options["name"] == "random"
     again = pmvit.compress(half_a_model(), make_method("tome", **rows["tome"].options))
@@ -98,12 +101,13 @@ def test_what_cannot_be_is_said() -> None:
     model = small_segmenter(depth=1, decoder="linear")
     images = [torch.randn(1, 3, 64, 96)]
     wanted = 0.8 * pmvit.flops(model).gflops
-    names = ["evit", "prune-merge"]
+    names = ["evit", *OURS]
     found = pmvit.compare(model, images, gflops=wanted, methods=names, runtimes=[], progress=False)
-    original, evit, ours = found.cells()
+    original, evit, *ours = found.cells()
     assert original == ["original", f"{pmvit.flops(model).gflops:.3f}", "100.00%", "yes"]
     assert "reads every token" in evit[2]
-    assert "needs scores" in ours[2]
+    for row, missing in zip(ours, ("scores", "merge costs", "a metric"), strict=True):
+        assert f"needs {missing}" in row[2]
     with pytest.raises(pmvit.PmvitError, match="one of the methods"):
         pmvit.compare(model, images, gflops=wanted, methods=["tomato"])
     with pytest.raises(pmvit.PmvitError, match="use the original"):

@@ -1,7 +1,11 @@
 """Folders become loaders: labels, broken images, the model's own preparation; the demo's data."""
 
+import tarfile
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,6 +16,7 @@ from pmvit.data.batches import first_images
 from pmvit.data.demo import CLASSES, demo_images, demo_loader, demo_model
 from pmvit.data.loaders import create_loader
 from pmvit.data.sources import choose_samples, find_images, open_source
+from pmvit.errors import PmvitWarning
 from pmvit.hosts import host_of
 
 import timm  # isort: skip
@@ -135,8 +140,83 @@ def test_samples_are_spread_evenly_and_an_image_is_a_source(tmp_path: Path) -> N
 
 
 def test_the_first_images_of_a_loader() -> None:
-    batches = [(torch.full((2, 1), float(number)), torch.zeros(2)) for number in range(3)]
-    assert first_images(batches, 3)[:, 0].tolist() == [0, 0, 1]
-    assert first_images([images for images, _ in batches], 99)[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    batches = [(torch.full((2, 1, 1, 1), float(number)), torch.zeros(2)) for number in range(3)]
+    assert first_images(batches, 3).flatten().tolist() == [0, 0, 1]
+    assert first_images([images for images, _ in batches], 99).flatten().tolist() == [0, 0, 1, 1, 2, 2]
     with pytest.raises(pmvit.PmvitError, match="the loader is empty"):
         first_images([], 3)
+
+
+def test_the_formats_that_are_read(tmp_path: Path) -> None:
+    endings = ("png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "gif", "WEBP")
+    picture = Image.linear_gradient("L").convert("RGB")
+    for number, ending in enumerate(endings):
+        picture.save(tmp_path / f"{number}.{ending}")
+    loader = create_loader(open_source(tmp_path), CONFIG, workers=0)
+    (batch,) = loader
+    assert (len(batch), loader.broken) == (len(endings), {})
+    assert (batch - batch[:1]).abs().max() < 0.1  # all of them the same gradient
+
+
+def test_what_is_no_image_is_counted_and_named(tmp_path: Path) -> None:
+    write_images(tmp_path, "a/0.png", "b/0.png")
+    for name in ("a/photo.heic", "a/pixels.npy", "b/list.txt", "b/more.txt", "b/.hidden"):
+        (tmp_path / name).write_bytes(b"")
+    words = r"4 of 7 files below .* are skipped, .*: a/photo\.heic, a/pixels\.npy, b/list\.txt and 1 more"
+    with pytest.warns(PmvitWarning, match=words):
+        open_source(tmp_path, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_images(tmp_path / "clean", "0.png")
+        open_source(tmp_path / "clean")
+
+
+def test_sixteen_bits_are_scaled_and_unknown_scales_refused(tmp_path: Path) -> None:
+    grey = np.linspace(0, 255, 40 * 36).reshape(36, 40).astype(np.uint8)
+    wide = grey.astype(np.uint16) * 257
+    Image.fromarray(grey).save(tmp_path / "8.png")
+    Image.fromarray(wide).save(tmp_path / "16.png")
+    Image.fromarray(wide).save(tmp_path / "16.tif")
+    Image.fromarray(wide.astype(np.int32)).save(tmp_path / "32.tif")
+    Image.fromarray(wide.astype(np.float32)).save(tmp_path / "float.tif")
+    Image.fromarray(wide.astype(np.int32) - 5).save(tmp_path / "negative.tif")
+    (expected,) = create_loader(open_source(tmp_path / "8.png"), CONFIG, workers=0)
+    for name in ("16.png", "16.tif", "32.tif"):
+        (found,) = create_loader(open_source(tmp_path / name), CONFIG, workers=0)
+        assert torch.equal(found, expected), name
+    for name in ("float.tif", "negative.tif"):
+        loader = create_loader(open_source(tmp_path / name), CONFIG, workers=0)
+        assert list(loader) == []
+        assert "does not say what is black" in loader.broken.summary()
+
+
+def test_orientation_is_as_timm_has_it(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    Image.linear_gradient("L").convert("RGB").resize((40, 36)).save(tmp_path / "0.jpg", exif=exif)
+    (batch,) = create_loader(open_source(tmp_path), CONFIG, workers=0)
+    config: Any = CONFIG
+    dataset: Any = timm.data.ImageDataset(str(tmp_path), transform=create_transform(**config))
+    assert torch.equal(batch[0], dataset[0][0])
+
+
+def test_a_row_without_an_image_is_a_broken_one(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    write_images(tmp_path, "0.png")
+    features = datasets.Features({"image": datasets.Image()})
+    rows = datasets.Dataset.from_dict({"image": [str(tmp_path / "0.png"), None]}, features=features)
+    rows.save_to_disk(str(tmp_path / "rows"))
+    loader = create_loader(open_source(f"hf:{tmp_path / 'rows'}"), CONFIG, workers=0)
+    assert [len(batch) for batch in loader] == [1]
+    assert list(loader.broken) == ["row 1 of 2 images of rows@train"]
+
+
+def test_a_sample_of_a_shard_without_an_image_is_a_broken_one(tmp_path: Path) -> None:
+    pytest.importorskip("webdataset")
+    write_images(tmp_path, "0.png")
+    with tarfile.open(tmp_path / "shard.tar", "w") as shard:
+        shard.add(tmp_path / "0.png", "000.png")
+        shard.add(tmp_path / "0.png", "001.heic")
+    loader = create_loader(open_source(tmp_path / "shard.tar"), CONFIG, workers=0)
+    assert [len(batch) for batch in loader] == [1]
+    assert list(loader.broken) == [f"{tmp_path / 'shard.tar'}:001"]

@@ -1,5 +1,6 @@
 """Images with masks: the layouts of the datasets, what is wrong with a file, and augmentation that can be repeated."""
 
+import multiprocessing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from PIL import Image
 
 import pmvit
 from pmvit.data.loaders import create_loader, prepare
+from pmvit.data.samples import Mask
 from pmvit.data.segmentation import has_masks, open_pairs
-from pmvit.data.sources import FileSource, Mask
+from pmvit.data.sources import FileSource
 from pmvit.data.training import SourceData
 from pmvit.data.transforms import Preparation
 
@@ -106,6 +108,7 @@ def test_what_is_wrong_is_said_with_the_name_of_the_file(tmp_path: Path) -> None
     with pytest.raises(pmvit.PmvitError, match=r"2\.png: expected labels 0 to 1.*got 7") as found:
         list(loader)
     assert "\n" not in str(found.value)
+    assert multiprocessing.active_children() == []  # left to the garbage collector, the worker would take ten seconds
     write_mask(folder / "masks" / "2.png", [0, 1], size=(40, 61))
     with pytest.raises(pmvit.PmvitError, match=r"2\.png: expected a mask of 40 x 60 pixels.*got 40 x 61"):
         list(create_loader(open_pairs(folder, 2), CONFIG, workers=0))

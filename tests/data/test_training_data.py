@@ -149,7 +149,7 @@ def test_evaluation_reads_every_source_once(data: str, pictures: Path) -> None:
 
 
 def test_a_loader_of_ones_own_gives_the_same_batches_again() -> None:
-    dataset = TensorDataset(torch.arange(20.0)[:, None], torch.arange(20))
+    dataset = TensorDataset(torch.arange(20.0)[:, None, None, None], torch.arange(20))
     mine = LoaderData(DataLoader(dataset, 4, shuffle=True), seed=1, process=(0, 1))
     whole = list(mine.epoch(0, 0))
     assert same(list(mine.epoch(0, 2)), whole[2:])

@@ -46,6 +46,25 @@ def test_images_without_labels_are_compared_with_the_reference(small_model: nn.M
     assert result.agreement == 1
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_outputs_that_are_not_finite_are_an_error(small_model: nn.Module, value: float) -> None:
+    broken = copy.deepcopy(small_model)
+    with torch.no_grad():
+        broken.get_parameter("head.bias")[2] = value
+    batch = (torch.randn(4, 3, 96, 96), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(pmvit.PmvitError, match="got NaN or infinity from the model for 4 of 4 images"):
+        pmvit.evaluate(broken, [batch], progress=False)
+    with pytest.raises(pmvit.PmvitError, match="got NaN or infinity from the reference"):
+        pmvit.evaluate(small_model, [batch], reference=broken, progress=False)
+
+
+def test_one_image_that_is_not_finite_is_counted(small_model: nn.Module) -> None:
+    images = torch.randn(3, 3, 96, 96)
+    images[1, 0, 0, 0] = math.nan
+    with pytest.raises(pmvit.PmvitError, match="for 1 of 3 images"):
+        pmvit.evaluate(small_model, [(images, torch.zeros(3, dtype=torch.long))], progress=False)
+
+
 def test_modes_are_restored_and_bad_input_is_named(small_model: nn.Module) -> None:
     small_model.train()
     pmvit.evaluate(small_model, [torch.randn(1, 3, 96, 96)], reference=small_model, progress=False)

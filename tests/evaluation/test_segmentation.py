@@ -141,7 +141,7 @@ def test_skip_none_and_options_of_other_models(checkpoint: Path, tmp_path: Path)
     )
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "m" / "plan.json").read_text())["made_by"]["plan"]["skip"] == []
-    refused = run("measure", "vit_tiny_patch16_224", "--data", folder, "--size", 64, "-o", tmp_path / "s.json")
+    refused = run("measure", "vit_tiny_patch16_224", "--data", folder, "--classes", 3, "-o", tmp_path / "s.json")
     assert refused.exit_code != 0
     assert "expected beside segmenter:NAME alone" in str(refused.exception)
 
@@ -149,7 +149,8 @@ def test_skip_none_and_options_of_other_models(checkpoint: Path, tmp_path: Path)
 @pytest.mark.data
 def test_real_pets_through_the_encoder(data: Path) -> None:
     """Scores and measures on real images and masks, with the real encoder and a decoder that knows nothing."""
-    from pmvit.loading import create_model, open_loader
+    from pmvit.data.opening import open_loader
+    from pmvit.loading import create_model
 
     torch.manual_seed(0)
     file = data / "weights" / "vit_tiny_patch16_224.safetensors"

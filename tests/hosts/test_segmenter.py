@@ -56,11 +56,10 @@ def test_published_layouts_fit(name: str, decoder: DecoderKind) -> None:
     with torch.device("meta"):
         shapes = published(width, depth, classes=150, side=512, decoder=decoder)
         state = {key: torch.empty(shape) for key, shape in shapes.items()}
-        traits = segmenter_checkpoint.read_traits(state)
-        model = create_segmenter(f"vit_{name}_patch16_384", classes=150, image_size=512, decoder=decoder)
+        said = segmenter_checkpoint.arguments_of(state, f"vit_{name}_patch16_384", {})
+        model = create_segmenter(f"vit_{name}_patch16_384", **said)
         fitted = segmenter_checkpoint.fit(state, model)
-    assert (traits.classes, traits.decoder, traits.norm_eps) == (150, decoder, 1e-5)
-    assert segmenter_checkpoint.image_side(traits, model.patch_size) == 512
+    assert said == {"classes": 150, "decoder": decoder, "norm_eps": 1e-5, "image_size": 512}
     assert {key: value.shape for key, value in fitted.items()} == {k: v.shape for k, v in model.state_dict().items()}
 
 
@@ -68,9 +67,10 @@ def test_a_distilled_encoder_has_two_prefix_tokens() -> None:
     with torch.device("meta"):
         shapes = published(192, 12, classes=19, side=768, decoder="mask", distilled=True)
         state = {key: torch.empty(shape) for key, shape in shapes.items()}
-        model = create_segmenter("deit_tiny_distilled_patch16_224", classes=19, image_size=768)
+        said = segmenter_checkpoint.arguments_of(state, "deit_tiny_distilled_patch16_224", {})
+        model = create_segmenter("deit_tiny_distilled_patch16_224", **said)
         fitted = segmenter_checkpoint.fit(state, model)
-    assert segmenter_checkpoint.image_side(segmenter_checkpoint.read_traits(state), (16, 16)) == 768
+    assert (said["classes"], said["image_size"]) == (19, 768)
     assert fitted.keys() == model.state_dict().keys()
     assert host_of(model).layout == TokenLayout((48, 48), 2)
 

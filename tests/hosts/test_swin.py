@@ -11,7 +11,8 @@ import pmvit
 from pmvit.config import PlanOptions
 from pmvit.hosts import host_of
 from pmvit.hosts.swin.blocks import WindowBlock
-from pmvit.planning import LayerPlan, Plan, predicted_macs
+from pmvit.planning import LayerPlan, Plan
+from pmvit.planning.budget import predicted_macs
 from pmvit.prune_merge import PRUNED
 from pmvit.runtime.bench.variants import in_place_plan
 from pmvit.windows import PADDING, Budget, Windows

@@ -8,7 +8,8 @@ from torch import nn
 
 import pmvit
 from pmvit.config import PlanOptions
-from pmvit.planning import LayerPlan, predicted_macs
+from pmvit.planning import LayerPlan
+from pmvit.planning.budget import predicted_macs
 from tests.helpers import small_vit
 
 import timm  # isort: skip

@@ -15,11 +15,12 @@ import pmvit
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.hosts import host_of
 from pmvit.measuring import Merge
-from pmvit.measuring.cost_recorder import EffectRecorder
-from pmvit.measuring.cost_run import add_combinations, probe
+from pmvit.measuring.cost_run import add_combinations
 from pmvit.measuring.flops import BlockCost
+from pmvit.measuring.listener import EffectRecorder
 from pmvit.measuring.merging import BlockMerges, Clusters, mirrored, neighbours, order_merges
-from pmvit.planning import predicted_macs
+from pmvit.measuring.probe import probe
+from pmvit.planning.budget import predicted_macs
 from pmvit.planning.measured import merged_layer
 from tests.helpers import small_vit
 from tests.swins import small_swin
@@ -65,7 +66,7 @@ def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
     with recorder:
         output = model(images)
     (direction * output).sum().backward()
-    effects = dict(zip(recorder.block_parts(), recorder.collect(), strict=True))
+    effects = dict(zip(recorder.block_parts, recorder.collect(), strict=True))
     keys, others = effects[1, "attention" if is_split else "block"][:, 0]
     recorder.remove_hooks()
     step, token, other = 1e-6, 4, 9
@@ -282,6 +283,10 @@ def test_a_file_gives_the_same_merge_costs(merge_costs: pmvit.MergeCosts, tmp_pa
     assert pmvit.MergeCosts.load(tmp_path / "merge_costs.json") == merge_costs
     document = json.loads((tmp_path / "merge_costs.json").read_text())
     document["merges"][3] = document["merges"][2]
+    (tmp_path / "damaged.json").write_text(json.dumps(document))
+    with pytest.raises(pmvit.PmvitError, match="is not what was written"):
+        pmvit.MergeCosts.load(tmp_path / "damaged.json")
+    del document["sha256"]
     (tmp_path / "broken.json").write_text(json.dumps(document))
     with pytest.raises(pmvit.PmvitError, match=r"block \d: expected merges of two groups that are left"):
         pmvit.MergeCosts.load(tmp_path / "broken.json")

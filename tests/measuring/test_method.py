@@ -22,7 +22,7 @@ def test_merge_costs_unless_something_asks_for_another() -> None:
     vit, swin = small_vit(), small_swin()
     assert measure_config(vit, None, {}) == MergeCostConfig()
     assert measure_config(vit, None, {"limit": 5}) == MergeCostConfig(limit=5)
-    assert measure_config(vit, None, {"numbers": 32}) == MetricConfig(numbers=32)
+    assert measure_config(vit, None, {"rank": 32}) == MetricConfig(rank=32)
     assert measure_config(vit, None, {"groups": "any"}) == MergeCostConfig(groups="any")
     assert measure_config(vit, None, {"loss": "entropy"}) == ScoreConfig(loss="entropy")
     assert measure_config(swin, None, {}) == ScoreConfig()
@@ -44,7 +44,7 @@ def test_what_is_measured_is_what_was_asked_for(tmp_path: Path) -> None:
     costs = pmvit.measure(model, batches(), progress=False)
     assert isinstance(costs, pmvit.MergeCosts)
     assert costs == pmvit.measure(model, batches(), method="measured", progress=False)
-    metric = pmvit.measure(model, batches(), numbers=16, progress=False)
+    metric = pmvit.measure(model, batches(), rank=16, progress=False)
     assert isinstance(metric, TokenMetric)
     scores = pmvit.measure(model, batches(), method="scored", progress=False)
     for name, measured in (("costs", costs), ("scores", scores), ("metric.safetensors", metric)):

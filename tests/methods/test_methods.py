@@ -9,9 +9,9 @@ from torch import nn
 
 import pmvit
 from pmvit.compression import compression_of
+from pmvit.data.opening import open_loader
 from pmvit.evaluation.classification import evaluate
 from pmvit.evaluation.segmentation import evaluate_segmentation
-from pmvit.loading import open_loader
 from pmvit.methods import Tome, make_method
 from pmvit.methods.attention import take
 from pmvit.methods.budget import method_for

@@ -11,7 +11,7 @@ from pmvit.comparison.weights import prune_weights, pruned
 from pmvit.methods import PsVit, Tome, make_method
 from pmvit.methods.act import cluster
 from pmvit.methods.budget import nearest
-from pmvit.methods.ia_red import reward
+from pmvit.methods.learned import reward
 from pmvit.methods.ps_vit import Observed, choose
 from pmvit.wrapping import TrainingPass, extra_loss
 from tests.helpers import small_vit

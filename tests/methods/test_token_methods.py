@@ -14,12 +14,10 @@ from pmvit.methods import METHODS, Evit, make_method
 from pmvit.methods.attention import attend, class_attention, take
 from pmvit.methods.base import encoder_of
 from pmvit.methods.budget import method_for
-from pmvit.methods.class_attention import squeeze
 from pmvit.methods.expedite import Expedite, affinity, cluster, neighbours, reconstruct
 from pmvit.methods.floors import draw, merge_cells
-from pmvit.methods.tofu import with_length_of_longest
-from pmvit.methods.tome import matched
-from pmvit.methods.zero_tprune import importance, weighted_page_rank, without_similar
+from pmvit.methods.halfway import importance, squeeze, weighted_page_rank, without_similar
+from pmvit.methods.tome import matched, with_length_of_longest
 from pmvit.wrapping import TrainingPass, extra_loss
 from tests.helpers import method_at as at
 from tests.helpers import small_vit
@@ -313,8 +311,9 @@ def test_methods_say_what_they_take(vit: Any) -> None:
         pmvit.compress(pooled, make_method("evit", keep=0.5))
     for name, options, message in (
         ("evit", {"keep": 0.0}, "above 0 and at most 1; got 0.0"),
-        ("evit", {"share": 0.5}, "unknown field 'share'"),
-        ("evit", {}, "an option is missing"),
+        ("evit", {"keep": 0.5, "share": 0.5}, "unknown field 'share'"),
+        ("evit", {}, "the field 'keep' is missing"),
+        ("evit", {"keep": "half"}, "keep: expected a number, got 'half'"),
         ("top-k", {"keep": 0.5, "blocks": (7,)}, "blocks of 0 ... 2, got 7"),
         ("uniform", {"share": 2}, "0 to 1; got 2"),
         ("expedite", {"clusters": (9, 2)}, "no more than the 6 x 6 patches"),

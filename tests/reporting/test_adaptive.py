@@ -17,10 +17,10 @@ from pmvit.compression import plan_of_image
 from pmvit.config import MetricConfig
 from pmvit.data.demo import demo_images, demo_loader, demo_model
 from pmvit.hosts import host_of
+from pmvit.hosts.adaptive import spares_last_mlp
 from pmvit.measuring import TokenMetric
 from pmvit.measuring.flops import model_cost
-from pmvit.measuring.schedules import Schedule
-from pmvit.planning import AdaptivePlan
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.reporting.blocks import blocks_of, describe_blocks
 from pmvit.reporting.page import measurements
 from pmvit.reporting.saved_model import SavedModel
@@ -36,14 +36,14 @@ TOKENS = (196, 136, 136, 86, 66, 66)
 
 def adaptive(model: nn.Module) -> nn.Module:
     """The demo's model with an adaptive plan by a random metric."""
-    layout, config = host_of(model).layout, MetricConfig(numbers=16)
+    layout, config = host_of(model).layout, MetricConfig(rank=16)
     projections = torch.randn(len(MERGES), 128, 16, generator=torch.Generator().manual_seed(0))
     metric = TokenMetric(
         projections=projections,
-        schedules=(Schedule(0.6, MERGES, 0.0),),
         grid=layout.grid,
         num_prefix=layout.num_prefix,
         cost=model_cost(model),
+        spares_last_mlp=spares_last_mlp(host_of(model)),
         config=config,
         images=1,
         model=fingerprint(model),
@@ -68,7 +68,7 @@ def folder(small: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measurements, "ROUNDS", 2)
-        return pmvit.report(folder, folder / "report.html", data="demo", limit=40, progress=False)
+        return pmvit.report(folder, folder / "report.html", data="demo", limit=40, memory=False, progress=False)
 
 
 def section(page: str, name: str) -> str:

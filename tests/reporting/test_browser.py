@@ -40,7 +40,7 @@ def report(chromium: Any, folder: Path) -> str:
     images = demo_folder(folder.parent / "images")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measurements, "ROUNDS", 2)
-        written = pmvit.report(folder, folder / "report.html", data=images, workers=0, progress=False)
+        written = pmvit.report(folder, folder / "report.html", data=images, workers=0, memory=False, progress=False)
     return written.as_uri()
 
 
@@ -164,6 +164,8 @@ def test_an_image_dropped_on_the_local_page(chromium: Any, address: str, tmp_pat
     page.locator("#file").set_input_files({"name": "cut.png", "mimeType": "image/png", "buffer": content[:200]})
     page.locator("#alert").wait_for(state="visible")
     assert page.locator("#alert").inner_text() == "The image is broken: its file ends too early or is damaged."
+    assert page.locator("#answers").is_hidden()  # those of the image before
     page.locator("#file").set_input_files({"name": "boot.png", "mimeType": "image/png", "buffer": content})
     page.locator(".thumbs button").nth(1).wait_for()
     assert page.locator("#alert").is_hidden()
+    assert page.locator("#answers").is_visible()

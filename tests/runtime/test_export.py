@@ -81,16 +81,6 @@ def test_compile_has_no_graph_break() -> None:
             assert torch.allclose(compiled(images), small(images), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
-def test_int8_stays_close(to: str, fashion: Any, tmp_path: Path) -> None:
-    _, small, images = fashion
-    result = pmvit.export(small, tmp_path / FILES[to], images=images, int8=True)
-    assert result.agreement > 0.9
-    assert 1e-4 < result.max_error < 0.2
-    weights = sum(parameter.numel() for parameter in small.parameters())
-    assert result.megabytes < 2.5 * weights / 1e6  # more than four before
-
-
 def test_a_missing_package_is_named(fashion: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(pmvit.PmvitError, match=r"onnxscript .* pip install 'pmvit\[onnx\]'"):
@@ -106,7 +96,7 @@ class _Broken(Runtime):
     def write(self, model: nn.Module, path: Path, images: Tensor, any_batch: bool) -> None:
         path.write_bytes(b"half a file")
         if self.fails:
-            raise RuntimeError("no conversion rule for aten::magic\nand a long story")
+            raise RuntimeError("Check failed at core.cpp:42:\n\n  a long story\n\nno rule for aten::magic\n")
 
     def open(self, path: Path, threads: int) -> Any:
         return lambda images: torch.zeros(len(images), 10)

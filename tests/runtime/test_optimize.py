@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit.config import InferenceConfig
+from pmvit.hosts.parts import Gelu
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.blocks import packed
 from pmvit.runtime.blocks.eager import FlatBlock
@@ -270,9 +271,10 @@ def test_packed_weights_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.skip("this PyTorch has no oneDNN")
     assert block.qkv_weight.is_mkldnn
     rows = torch.linspace(-4, 4, 48).expand(3, -1).contiguous()
-    for approximate in ("none", "tanh"):
-        hidden = block.linear_gelu(rows, block.expand_weight, block.expand_bias, approximate)
-        plain = packed.linear_gelu(rows, block.expand_weight.to_dense(), block.expand_bias, approximate)
+    gelus: tuple[Gelu | None, ...] = (None, "none", "tanh")
+    for gelu in gelus:
+        hidden = block.linear(rows, block.expand_weight, block.expand_bias, gelu)
+        plain = packed.linear(rows, block.expand_weight.to_dense(), block.expand_bias, gelu)
         assert torch.allclose(hidden, plain, rtol=0, atol=1e-5)
     assert "qkv_weight" not in dict(block.named_parameters())  # held once
     with torch.inference_mode():

@@ -1,11 +1,8 @@
 """Speed is measured in turns."""
 
 import pytest
-import torch
 
-import pmvit
-from pmvit.runtime.bench.timing import interleave, speedup, speedup_meter
-from tests.helpers import small_vit
+from pmvit.runtime.bench.timing import interleave, speedup
 
 
 def test_speed_is_measured_in_turns() -> None:
@@ -17,10 +14,3 @@ def test_speed_is_measured_in_turns() -> None:
     assert ratio.value == pytest.approx(2.0)
     assert ratio.low <= ratio.value <= ratio.high
     assert len(times["a"]) == 5
-
-
-def test_the_meter_measures_a_plan() -> None:
-    model = small_vit(img_size=224, depth=4)
-    scores = pmvit.measure(model, [], method="scored", scorer="random")
-    measure = speedup_meter(model, torch.randn(8, 3, 224, 224))
-    assert measure(pmvit.plan(scores, keep=0.1)) > measure(pmvit.plan(scores, keep=0.9))

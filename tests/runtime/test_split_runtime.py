@@ -16,8 +16,8 @@ from pmvit.hosts.outputs import predict
 from pmvit.merged_mlp import MergedNorm
 from pmvit.planning import Plan
 from pmvit.runtime.bench.variants import variant
-from pmvit.runtime.blocks.eager import FlatAttention, FlatBlock, FlatMlp
-from pmvit.runtime.blocks.graph import FewQueries, PartialAttention, PartialMlp
+from pmvit.runtime.blocks.eager import FlatBlock
+from pmvit.runtime.blocks.graph import FewQueries, PartialBlock
 from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
 from pmvit.runtime.chain import BlockMaps, chain, halves_of, identity_maps, maps_of
 from pmvit.runtime.export.targets import runtime_called
@@ -91,11 +91,14 @@ def test_halves_run_on_as_many_tokens_as_planned(vit: Any) -> None:
     assert seen(fast)[-1] == (10, 1, 1)  # the head reads the class token alone
     kinds = [(type(stage.block), type(stage.mlp)) for stage in fast.blocks]
     none = type(None)
-    halves = (FlatAttention, FlatMlp)
-    assert kinds == [halves, (FlatBlock, none), halves, halves, (PartialAttention, FlatMlp)]
+    halves = (FlatBlock, FlatBlock)
+    assert kinds == [halves, (FlatBlock, none), halves, halves, (PartialBlock, FlatBlock)]
+    assert [(stage.block.attends, stage.block.has_mlp) for stage in fast.blocks[:2]] == [(True, False), (True, True)]
+    assert (fast.blocks[0].mlp.attends, fast.blocks[0].mlp.has_mlp) == (False, True)
     assert isinstance(fast.blocks[-1].block.attention, FewQueries)
     graph: Any = optimize_for_inference(small, target="graph")
-    assert {type(stage.mlp) for stage in graph.blocks} == {PartialMlp, none}
+    assert {type(stage.mlp) for stage in graph.blocks} == {PartialBlock, none}
+    assert {stage.mlp.attention for stage in graph.blocks if stage.mlp is not None} == {None}
     assert pmvit.flops(fast).macs < pmvit.flops(whole).macs < pmvit.flops(small).macs
 
 
@@ -254,7 +257,8 @@ def test_full_matrices_around_an_mlp_are_left_alone_unless_only_the_head_reads(v
 def test_what_the_model_gives_to_its_blocks_is_not_written_to(vit: Any) -> None:
     small = pmvit.compress(vit, split_plan())
     first: Any = optimize_for_inference(small).blocks[0]
-    assert isinstance(first.block, FlatAttention)
+    assert isinstance(first.block, FlatBlock)
+    assert not first.block.has_mlp
     tokens = torch.randn(2, 37, 48)
     given = tokens.clone()
     with torch.inference_mode():

@@ -58,7 +58,8 @@ def test_fine_tuning_says_how_good_the_model_is(tmp_path: Path, small_batches: A
     )
     assert result.best is not None
     text = (tmp_path / CARD_FILE).read_text()
-    assert "| tuned |" in text
+    assert "| fine-tuned |" in text
+    assert ", compressed and fine-tuned" in text
     assert f"{result.best.headline.split()[-1]}" in text
     assert '"epochs": 1' in text
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,8 @@ from torch import nn
 
 import pmvit
 from pmvit.config import PlanConfig
+from pmvit.hosts import host_of
+from pmvit.hosts.outputs import predict
 from pmvit.hosts.timm.model import TimmModel
 from pmvit.methods import PsVit
 from pmvit.saving.models import check_savable
@@ -127,3 +130,77 @@ def test_kinds_and_versions_that_are_not_there_yet_are_refused(tmp_path: Path) -
     (tmp_path / "later" / "config.json").write_text(json.dumps({**config, "version": 3}))
     with pytest.raises(pmvit.PmvitError, match="expected version 2 of pmvit-model, got 3: a newer pmvit wrote it"):
         pmvit.load(tmp_path / "later")
+
+
+def with_head(head: nn.Module, **arguments: Any) -> Any:
+    model: Any = small_vit(**arguments)
+    model.head = head
+    return model
+
+
+def test_a_head_of_torchs_layers_is_saved(tmp_path: Path) -> None:
+    layers = OrderedDict(
+        norm=nn.LayerNorm(48, eps=1e-3),
+        wide=nn.Linear(48, 8, bias=False),
+        batch=nn.BatchNorm1d(8),
+        act=nn.GELU(approximate="tanh"),
+        drop=nn.Dropout(0.3),
+        out=nn.Linear(8, 7),
+    )
+    model = with_head(nn.Sequential(layers)).eval()
+    model.head.batch.running_var.fill_(2.0)
+    image = torch.randn(2, 3, 96, 96)
+    pmvit.save(pmvit.compress(model, small_plan(model)), tmp_path / "out")
+    again = loaded(tmp_path / "out")
+    pmvit.save(again, tmp_path / "again")
+    with torch.inference_mode():
+        for found in (again, loaded(tmp_path / "again")):
+            assert torch.equal(pmvit.decompress(found)(image), model(image))
+            assert found.head.drop.p == 0.3
+
+
+@pytest.mark.parametrize("name", ["saved_hf", "saved_torchvision", "saved_swin"])
+def test_heads_of_other_libraries_are_saved_alike(name: str, tmp_path: Path) -> None:
+    if name == "saved_hf":
+        pytest.importorskip("transformers")
+    model = loaded(FIXTURES / name)
+    where = {"saved_hf": "classifier", "saved_torchvision": "heads", "saved_swin": "head.fc"}[name]
+    width = 16 if name == "saved_swin" else 8
+    model.set_submodule(where, nn.Sequential(nn.Linear(width, 4), nn.ReLU(), nn.Linear(4, 3)))
+    pmvit.save(model, tmp_path / "out")
+    image = torch.randn(1, *host_of(model).input_size())
+    with torch.inference_mode():
+        assert torch.equal(predict(loaded(tmp_path / "out"), image), predict(model, image))
+
+
+def test_a_head_that_cannot_be_saved_names_the_way_that_works(tmp_path: Path) -> None:
+    for head in (
+        nn.Linear(48, 9),
+        nn.Sequential(nn.PReLU(), nn.Linear(48, 7)),
+        nn.Sequential(nn.Sequential(nn.Linear(48, 7))),
+    ):
+        with pytest.raises(pmvit.PmvitError, match=r"first difference: head\..*as num_classes; a head of your own"):
+            pmvit.save(with_head(head), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    pmvit.save(with_head(nn.Linear(48, 9)), tmp_path / "out", arguments={"num_classes": 9})
+    assert loaded(tmp_path / "out").head.out_features == 9
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [["0", "Linear", {"in_features": 10**9, "out_features": 7}]],
+        [["0", "Linear", {"in_features": 48, "out_features": 7, "device": "cuda"}]],
+        [["0", "Module", {}]],
+        [["a.b", "Identity", {}]],
+        [["0", "Identity"]],
+        "Identity",
+        [[["0"], "Identity", {}]],
+        [["0", ["Identity"], {}]],
+    ],
+    ids=str,
+)
+def test_heads_in_files_are_checked(layers: Any) -> None:
+    model = host_of(small_vit())
+    with pytest.raises(pmvit.PmvitError):
+        type(model).build({**model.describe(), "head": layers})

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import pmvit
-from pmvit.cli.training import split_folders
+from pmvit.cli.common import split_folders
 from pmvit.data.batches import IGNORED
 from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import open_pairs

@@ -94,14 +94,15 @@ def test_wrong_input_is_said_before_anything_is_written(pictures: Path, small_ba
         ({"token_alpha": 1.0, "token_blocks": (9,), "batch_size": 16}, r"blocks of 0 \.\.\. 2, got 9"),
         ({"train": iter(small_batches)}, "loader with a length"),
         ({"train": small_batches, "accumulate": 4, "batch_size": 4}, "expected 4 batches or more"),
-        ({"log_with": "nothing", "batch_size": 16}, "accelerate cannot be set up"),
+        ({"log_with": "nothing", "batch_size": 16}, "log_with: expected one of all, .*wandb.*; got 'nothing'"),
+        ({"log_with": "aim", "batch_size": 16}, "log_with: aim is not installed: pip install aim"),
     ):
         with pytest.raises(pmvit.PmvitError, match=message):
             pmvit.finetune(compressed(), **{"train": pictures, **options, **wrong})
         assert not list(tmp_path.rglob("*.safetensors"))
 
 
-class _Ends:
+class Ends:
     """Validation images that are there for one epoch, and then fail."""
 
     def __init__(self, batches: Batches) -> None:
@@ -118,7 +119,7 @@ def test_any_optimizer_of_timm_is_resumed(optimizer: str, small_batches: Batches
     options: dict[str, Any] = {"train": small_batches, "epochs": 2, "lr": 1e-3, "optimizer": optimizer}
     stopped, resumed, alone = compressed(), compressed(), compressed()
     with pytest.raises(FileNotFoundError):
-        pmvit.finetune(stopped, val=_Ends(small_batches), output=tmp_path, **QUIET, **options)
+        pmvit.finetune(stopped, val=Ends(small_batches), output=tmp_path, **QUIET, **options)
     assert Checkpoints(tmp_path / "checkpoints", 1).steps() == [1, 2, 3, 4, 5]
     (tmp_path / "checkpoints" / "step-00000005.safetensors").write_bytes(b"damaged")
     pmvit.finetune(resumed, output=tmp_path, resume=True, **QUIET, **options)
@@ -146,7 +147,7 @@ def test_any_nested_state_survives() -> None:
 def test_a_run_is_not_resumed_with_other_steps(small_batches: Batches, tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": 2, "output": tmp_path, **QUIET}
     with pytest.raises(FileNotFoundError):
-        pmvit.finetune(compressed(), train=small_batches, val=_Ends(small_batches), **options)
+        pmvit.finetune(compressed(), train=small_batches, val=Ends(small_batches), **options)
     with pytest.raises(pmvit.PmvitError, match="had 3 steps per epoch, and would now have 2"):
         pmvit.finetune(compressed(), train=small_batches[:2], resume=True, **options)
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -64,13 +64,11 @@ def answer_like_host(module: nn.Module, suffix: int) -> list[RemovableHandle]:
 @contextmanager
 def reordered(blocks: list[nn.Module]) -> Iterator[None]:
     """All tokens that are no patches in front while the blocks run, as the recorder of scores expects them."""
-    suffixes = {block: num_suffix(block) for block in blocks}
-    handles = [handle for block, suffix in suffixes.items() if suffix for handle in answer_like_host(block, suffix)]
-    try:
+    with ExitStack() as hooks:
+        for block in blocks:
+            for handle in answer_like_host(block, num_suffix(block)) if num_suffix(block) else ():
+                hooks.enter_context(handle)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _correct_hidden_states(tokens: Tensor, output: Any) -> None:

@@ -5,7 +5,8 @@ transformers is imported only where a model has to be made: whoever has one of i
 
 import inspect
 import json
-from functools import cached_property
+from contextlib import nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,24 @@ from torch import Tensor
 
 from pmvit.errors import PmvitError
 from pmvit.hosts.hf.hooks import in_order, outside_inference_mode
-from pmvit.hosts.hf.tower import PIXEL_CLASSIFIERS, VITS, WITH_LOGITS, Family, Tower, find_tower
+from pmvit.hosts.hf.settings import ATTENTION, check_settings, model_class, own_settings
+from pmvit.hosts.hf.tower import PIXEL_CLASSIFIERS, WITH_LOGITS, Family, Tower, find_tower
 from pmvit.hosts.host import AnyModule, Outputs, find_host
-from pmvit.hosts.making import MadeModel, folder_config, import_library, one_line
-
-ATTENTION = ("eager", "sdpa")  # any other name may be that of a kernel on the hub
-
+from pmvit.hosts.making import (
+    MadeModel,
+    at_most,
+    check_known,
+    check_numbers,
+    fetching,
+    folder_config,
+    import_library,
+    one_line,
+)
 
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
-# What makes transformers or timm fetch weights or open other files while a model is built from a configuration.
-FETCHING = ("auto_map", "backbone", "checkpoint_path", "pretrained_cfg", "use_pretrained_backbone", "use_timm_backbone")
 FORBIDDEN_ARGUMENTS = {"trust_remote_code", "use_safetensors", "config", "state_dict"}  # they run or read other files
+
+MOST_PARAMETERS = 100_000  # tensors; the largest models have some thousands
 
 
 class HuggingFaceModel(MadeModel):
@@ -32,7 +40,8 @@ class HuggingFaceModel(MadeModel):
 
     library = "transformers"
     described = ("architecture", "arguments", "attention", "config", "data")
-    forbidden = FORBIDDEN_ARGUMENTS
+    accepted = frozenset(("add_pooling_layer", "use_mask_token"))
+    head = "classifier"
     families: dict[str, Family]
 
     @classmethod
@@ -74,33 +83,32 @@ class HuggingFaceModel(MadeModel):
 
     def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         model = self.model
-        config = json.loads(model.config.to_json_string(use_diff=False))
-        config.pop("_name_or_path", None)
+        config = own_settings(json.loads(model.config.to_json_string(use_diff=False)))
         takes = inspect.signature(type(model).__init__).parameters
         traits = {
             "add_pooling_layer": getattr(model, "pooler", None) is not None,
             "use_mask_token": getattr(self.tower.embeddings, "mask_token", None) is not None,
         }
         implementation = model.config._attn_implementation
-        return {
+        description = {
             "architecture": type(model).__name__,
             "arguments": {**{name: value for name, value in traits.items() if name in takes}, **(arguments or {})},
             "attention": implementation if implementation in ATTENTION else "sdpa",
             "config": config,
             "data": self.data_config(),
         }
+        return self.checked(description)
 
     @classmethod
     def make(cls, description: dict[str, Any]) -> AnyModule:
         architecture, attention, config = (description[name] for name in ("architecture", "attention", "config"))
-        made_by = _model_class(architecture)
         if attention not in ATTENTION:
             raise PmvitError(f"expected {' or '.join(ATTENTION)} as attention of a saved model, got {attention!r}")
-        _check_self_contained(config, architecture)
+        check_numbers(config, "the model's configuration")
+        check_settings(config)
+        made_by = model_class(config["model_type"], architecture)
         options = {**description["arguments"], "attn_implementation": attention, "dtype": torch.float32}
         model: AnyModule = made_by._from_config(made_by.config_class.from_dict(config), **options)
-        if find_host(model) is None:
-            raise PmvitError(f"expected a model with one of {', '.join(VITS)}; {architecture} has none")
         return model
 
     def preparation(self) -> dict[str, Any]:
@@ -124,8 +132,10 @@ def is_folder(path: Path) -> bool:
     return "model_type" in config and "format" not in config
 
 
-def load_pretrained(name: str, arguments: dict[str, Any]) -> AnyModule:
+def load_pretrained(name: str, arguments: dict[str, Any], needs_host: bool = True) -> AnyModule:
     """Load a model, as the class its configuration names, from a folder or the hub; weights in safetensors only.
+
+    If it needs a host, that is looked for before weights are fetched.
 
     Raises:
         PmvitError: If it cannot be found or loaded, or is not one that pmvit knows.
@@ -133,42 +143,41 @@ def load_pretrained(name: str, arguments: dict[str, Any]) -> AnyModule:
     transformers = import_library("transformers", "hf")
     if forbidden := FORBIDDEN_ARGUMENTS & set(arguments):
         raise PmvitError(f"expected arguments that describe the model, got {', '.join(sorted(forbidden))}")
-    with one_line(
-        f"transformers could not load {name!r} with {arguments or 'its defaults'}",
-        ": expected a folder or owner/name with weights in safetensors",
+    side = arguments.get("image_size")
+    arguments = {key: value for key, value in arguments.items() if key != "image_size"}
+    if (Path(name) / "adapter_config.json").exists():  # it names another model, which would be fetched
+        raise PmvitError(f"expected a model in {name}, got an adapter for one: merge it into its model, and save that")
+    is_here, instead = Path(name).is_dir(), "pass a folder with a model that `save_pretrained` wrote"
+    with (
+        one_line(
+            f"transformers could not load {name!r} with {arguments or 'its defaults'}",
+            ": expected a folder or owner/name with weights in safetensors",
+        ),
+        nullcontext() if is_here else fetching(name, instead),
     ):
-        config = transformers.AutoConfig.from_pretrained(name)
-        made_by = _model_class((config.architectures or ["none"])[0])
-        model, report = made_by.from_pretrained(name, use_safetensors=True, output_loading_info=True, **arguments)
+        written, _ = transformers.PreTrainedConfig.get_config_dict(name)
+        made_by = model_class(written.get("model_type"), next(iter(written.get("architectures") or ()), None))
+        settings = own_settings(written)
+        check_numbers(settings, name)
+        config, others = made_by.config_class.from_dict(settings, return_unused_kwargs=True, **arguments)
+        with at_most(MOST_PARAMETERS, name):
+            if needs_host and not is_here:
+                check_known(partial(made_by._from_config, config))
+            model, report = made_by.from_pretrained(
+                name, config=config, use_safetensors=True, output_loading_info=True, **others
+            )
+        model.pretrained_cfg = _processor_config(name, local_files_only=False)
     if report["missing_keys"] and not arguments:
         raise PmvitError(f"{name}: the weights of {sorted(report['missing_keys'])[0]} are missing: are they complete?")
-    model.pretrained_cfg = _processor_config(name, local_files_only=False)
+    if side is not None:
+        model.pretrained_cfg["input_size"] = (3, side, side)
+        host = find_host(model)
+        if host is not None and (size := host.input_size())[1:] != (side, side):
+            raise PmvitError(
+                f"{name}: expected images of {size[1]} x {size[2]}, for which its position embeddings are; got "
+                f"image_size {side}: a {type(model).__name__} of transformers is for one size"
+            )
     return model.eval()
-
-
-def _model_class(architecture: Any) -> Any:
-    """One of transformers' models, by the name of its class."""
-    transformers = import_library("transformers", "hf")
-    found = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise PmvitError(f"expected one of transformers' models, got {architecture!r}: is transformers too old for it?")
-    return found
-
-
-def _check_self_contained(config: Any, architecture: str) -> None:
-    """Raise `PmvitError` if building a model from a file's configuration would open or fetch anything else."""
-    if architecture.startswith("Timm"):
-        raise PmvitError(f"expected a model of transformers' own, got {architecture}, which opens files of timm")
-    entries = config if isinstance(config, (list, tuple)) else ()
-    if isinstance(config, dict):
-        if named := [name for name in FETCHING if config.get(name)]:
-            told = f"{named[0]}={config[named[0]]!r}"
-            raise PmvitError(f"expected a configuration that names nothing to fetch, got {told}")
-        if str(config.get("model_type", "")).startswith("timm"):
-            raise PmvitError(f"expected a model of transformers' own, got one on a {config['model_type']} of timm")
-        entries = tuple(config.values())
-    for entry in entries:
-        _check_self_contained(entry, architecture)
 
 
 def _processor_config(name: str, local_files_only: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Modules and parameters are named as in the published checkpoints.
 """
 
 from collections import OrderedDict
+from contextlib import nullcontext
 from typing import Any, Literal, get_args
 
 import timm
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields
 from pmvit.hosts.host import AnyModule, Outputs, Reading, register
-from pmvit.hosts.making import one_line
+from pmvit.hosts.making import fetching, one_line
 from pmvit.hosts.timm.vit import TimmViT
 
 DecoderKind = Literal["mask", "linear"]
@@ -168,9 +169,12 @@ def create_segmenter(
         "dynamic_img_size": True,
         **arguments,
     }
-    with one_line(
-        f"timm could not make the encoder {encoder!r} with {arguments}",
-        ": is it a plain vision transformer? If it was the download that failed, pass the weights as a file",
+    with (
+        one_line(
+            f"timm could not make the encoder {encoder!r} with {arguments}",
+            ": is it a plain vision transformer? If the download failed, pass the weights as a file (--weights)",
+        ),
+        fetching(encoder) if pretrained else nullcontext(),
     ):
         made: AnyModule = timm.create_model(encoder, pretrained=pretrained, **arguments)
     made.built_with = arguments
@@ -190,6 +194,7 @@ class SegmenterHost(TimmViT):
 
     key = "segmenter"
     family = "Segmenter (linear or mask-transformer decoder on a timm VisionTransformer)"
+    accepted = frozenset(ARGUMENTS)
     path = "encoder"
 
     @classmethod

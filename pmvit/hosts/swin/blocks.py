@@ -5,6 +5,7 @@ padding and parting the grid only say which tokens attend to each other: here th
 """
 
 import math
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
-from pmvit.hosts.host import AnyModule, TokenLayout
+from pmvit.hosts.host import TokenLayout
 from pmvit.hosts.parts import split_heads
-from pmvit.prune_merge import PRUNED, PruneMerge
+from pmvit.prune_merge import PRUNED
 from pmvit.windows import PADDING, Budget
 
 MASKED = -100.0  # what hosts add to the attention scores of tokens of other regions
@@ -51,13 +52,7 @@ class Names(NamedTuple):
 
     def is_v2(self, block: nn.Module) -> bool:
         """Whether a block is of Swin v2: cosine attention, biases from a small network, normalisation last."""
-        return hasattr(_at(block, self.bias), "logit_scale")
-
-
-def _at(block: AnyModule, path: str) -> Any:
-    for name in path.split("."):
-        block = getattr(block, name)
-    return block
+        return hasattr(reduce(getattr, self.bias.split("."), block), "logit_scale")
 
 
 class WindowBlock(nn.Module):
@@ -126,7 +121,7 @@ class WindowBlock(nn.Module):
             self.register_buffer(name, None if buffer is None else buffer.to(parameter.device), persistent=False)
 
     def _part(self, path: str) -> Any:
-        return _at(self.host, path)
+        return reduce(getattr, path.split("."), self.host)
 
     def extra_repr(self) -> str:
         return f"{self.num_windows} windows of {self.window_groups}"
@@ -217,19 +212,6 @@ class WindowBlock(nn.Module):
         return groups
 
 
-def window_block(wrapper: PruneMerge, names: Names, layout: TokenLayout) -> WindowBlock:
-    """The block that a compressed one runs instead of its host's."""
-    groups = torch.full((wrapper.num_patches,), PRUNED)
-    groups[wrapper.token_mask.cpu() > 0] = wrapper.reconstruct_columns.cpu()
-    return WindowBlock(wrapper.block, names, groups, wrapper.centres.cpu(), layout, wrapper.log_sizes)
-
-
-def whole_block(host: nn.Module, names: Names, layout: TokenLayout) -> WindowBlock:
-    """The host's block on all tokens, in the order of the grid."""
-    tokens = torch.arange(layout.num_patches)
-    return WindowBlock(host, names, tokens, tokens, layout)
-
-
 def _check_regions(groups: Tensor, regions: Tensor) -> None:
     pairs = torch.stack([groups, regions])[:, groups != PRUNED].unique(dim=1)
     counts = torch.bincount(pairs[0])
@@ -253,20 +235,12 @@ def _choose(centres: Tensor, budget: Budget, slots: Tensor, regions: Tensor) -> 
         )
     if count == area:
         return torch.arange(num_windows * area).view(num_windows, area)
-    padding = torch.nonzero(slots.flatten() == PADDING).flatten()
-    padding = padding[torch.argsort(_number_within(regions[padding]), stable=True)]  # one of each region first
-    candidates = torch.cat([centres, padding])
-    candidates = candidates[torch.argsort(candidates // area, stable=True)]
-    return candidates[_number_within(candidates // area) < count].view(num_windows, count)
-
-
-def _number_within(keys: Tensor) -> Tensor:
-    """Which of those with its key each entry is, in their order."""
-    order = torch.argsort(keys, stable=True)
-    counts = torch.bincount(keys)
-    number = torch.empty_like(order)
-    number[order] = torch.arange(len(order)) - (counts.cumsum(0) - counts)[keys[order]]
-    return number
+    is_padding, of = slots == PADDING, regions.view_as(slots)
+    number = ((of[:, :, None] == of[:, None, :]) & is_padding[:, None, :]).tril(-1).sum(-1)
+    rank = torch.where(is_padding, number, area).flatten()  # by its number in its region: one of each region first
+    rank[centres] = torch.arange(-len(centres), 0)
+    chosen = rank.view_as(slots).argsort(dim=1, stable=True)[:, :count]
+    return chosen + area * torch.arange(num_windows)[:, None]
 
 
 def _extra_bias(

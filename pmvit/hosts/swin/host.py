@@ -5,14 +5,15 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pmvit.adaptive import AdaptiveBlock
 from pmvit.flow import Groups
 from pmvit.hosts.host import Host, HostChange, PartNames, Reading, TokenLayout
 from pmvit.hosts.modes import changed
-from pmvit.hosts.swin.blocks import Names, WindowBlock, whole_block, window_block
-from pmvit.prune_merge import PruneMerge
+from pmvit.hosts.swin.blocks import Names, WindowBlock
+from pmvit.prune_merge import PRUNED, PruneMerge
 from pmvit.windows import Windows
 
 
@@ -59,7 +60,10 @@ class SwinHost(Host, ABC):
     def fit(self, wrapper: PruneMerge | AdaptiveBlock, layout: TokenLayout) -> list[HostChange]:
         if not isinstance(wrapper, PruneMerge):
             raise TypeError(f"expected groups of a fixed plan inside windows, got a {type(wrapper).__name__}")
-        block = window_block(wrapper, self.names(wrapper.block), layout)
+        groups = torch.full((wrapper.num_patches,), PRUNED)
+        groups[wrapper.token_mask.cpu() > 0] = wrapper.reconstruct_columns.cpu()
+        names, centres = self.names(wrapper.block), wrapper.centres.cpu()
+        block = WindowBlock(wrapper.block, names, groups, centres, layout, wrapper.log_sizes)
         return [HostChange.make(wrapper, "block", block.train(wrapper.block.training))]
 
     @classmethod
@@ -76,10 +80,10 @@ class SwinHost(Host, ABC):
         if counting:
             return nullcontext()  # these models write their products out
         blocks = [self.model.get_submodule(name) for name in self.block_names()]
-        wholes = [
-            whole_block(block, self.names(block), layout).eval()
-            for block, layout in zip(blocks, self.layouts(), strict=True)
-        ]
+        wholes = []
+        for block, layout in zip(blocks, self.layouts(), strict=True):
+            tokens = torch.arange(layout.num_patches)
+            wholes.append(WindowBlock(block, self.names(block), tokens, tokens, layout).eval())
         checkpointing = [module for module in self.model.modules() if getattr(module, "grad_checkpointing", False)]
         return changed(
             [

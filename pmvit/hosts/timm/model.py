@@ -1,16 +1,37 @@
 """What the hosts of all of timm's models have in common: how one is described, and made again."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import timm
 import torch
 from timm.data.config import resolve_data_config
-from torch import nn
+from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
 from pmvit.hosts.host import AnyModule, Outputs
-from pmvit.hosts.making import MadeModel
+from pmvit.hosts.making import MadeModel, one_line
+
+# What timm's vision transformers and Swins are made of, of all that `timm.create_model` takes.
+SIZES = ("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "depths", "num_heads", "mlp_ratio")
+ARGUMENTS = frozenset(
+    (
+        *SIZES,
+        *("features_only", "out_indices", "global_pool", "head_dim", "num_kv_heads", "reg_tokens", "num_reg_tokens"),
+        *("qkv_bias", "qkv_fused", "qk_norm", "proj_bias", "scale_attn_norm", "scale_mlp_norm", "scale_attn_inner"),
+        *("scale_mlp", "swiglu_mlp", "swiglu_align_to", "init_values", "attn_type", "attn_only_layer_scale"),
+        *("class_token", "pos_embed", "no_embed_class", "use_abs_pos_emb", "use_rot_pos_emb", "use_rel_pos_bias"),
+        *("use_shared_rel_pos_bias", "rel_pos_type", "rel_pos_dim", "shared_rel_pos", "rope_type", "rope_grid_offset"),
+        *("rope_grid_indexing", "rope_temperature", "rope_rotate_half", "rope_shift_coords", "rope_jitter_coords"),
+        *("rope_rescale_coords", "ref_feat_shape", "pre_norm", "final_norm", "fc_norm", "use_fc_norm"),
+        *("use_post_norm", "use_pre_transformer_norm", "use_post_transformer_norm", "pool_include_prefix"),
+        *("attn_pool_num_heads", "attn_pool_mlp_ratio", "dynamic_img_size", "dynamic_img_pad", "strict_img_size"),
+        *("window_size", "always_partition", "pretrained_window_sizes", "drop_rate", "pos_drop_rate"),
+        *("patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "weight_init", "fix_init"),
+        *("head_init_scale", "norm_layer", "act_layer", "embed_norm_layer", "attn_layer"),
+    )
+)
 
 
 class TimmModel(MadeModel):
@@ -23,6 +44,7 @@ class TimmModel(MadeModel):
     """
 
     library = "timm"
+    accepted = ARGUMENTS
     classes: tuple[type[nn.Module], ...]
     path: str = ""
     always: ClassVar[dict[str, Any]] = {}
@@ -83,6 +105,17 @@ class TimmModel(MadeModel):
         own = getattr(self.model, "pretrained_cfg", None) or getattr(self.encoder, "pretrained_cfg", {})
         found: dict[str, Any] = resolve_data_config(pretrained_cfg=own)
         return found
+
+
+def resize_weights(encoder: AnyModule, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a model for images of another size, made to fit as timm does it: position embeddings are resized."""
+    filtering = getattr(sys.modules[type(encoder).__module__], "checkpoint_filter_fn", None)
+    own = encoder.state_dict()
+    if filtering is None or all(tensors[name].shape == own[name].shape for name in own if name in tensors):
+        return tensors
+    with one_line("timm could not resize the position embeddings of these weights"):
+        resized: dict[str, Tensor] = filtering(tensors, encoder)
+    return resized
 
 
 def one_or_all(values: Sequence[Any]) -> Any:

@@ -18,6 +18,7 @@ class TimmSwin(SwinHost, TimmModel):
     key = "timm-swin"
     family = "timm Swin (SwinTransformer, SwinTransformerV2)"
     classes = (SwinTransformer, SwinTransformerV2)
+    head = "head.fc"
 
     def stages(self) -> list[str]:
         return [f"layers.{index}.blocks" for index in range(len(self.model.layers))]

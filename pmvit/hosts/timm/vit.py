@@ -10,16 +10,8 @@ from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
 from pmvit.adaptive import AdaptiveBlock
-from pmvit.hosts.groups import OfGroups, add_log_sizes, bias_at_centres, select_tokens
-from pmvit.hosts.host import (
-    AnyModule,
-    HostChange,
-    Outputs,
-    PartNames,
-    Reading,
-    TokenLayout,
-    register,
-)
+from pmvit.hosts.groups import OfGroups, add_log_sizes, bias_at_centres
+from pmvit.hosts.host import AnyModule, HostChange, Outputs, PartNames, Reading, TokenLayout, register
 from pmvit.hosts.modes import changed
 from pmvit.hosts.parts import PlainParts
 from pmvit.hosts.timm.model import TimmModel
@@ -76,16 +68,8 @@ class TimmViT(TimmModel):
         if getattr(attention, "rel_pos", None) is not None:
             return [HostChange.make(attention, "rel_pos", BiasAtCentres(attention.rel_pos, wrapper))]
         if getattr(attention, "relative_position_bias_table", None) is not None:
-            if not isinstance(wrapper, PruneMerge):
-                table = TableAtCentres(attention._get_rel_pos_bias, wrapper)
-                return [HostChange.make(attention, "_get_rel_pos_bias", table.get_bias)]
-            index = attention.relative_position_index
-            index = select_tokens(index, wrapper.centres.to(index.device), 0, 1)
-            return [
-                HostChange.make(attention, "relative_position_index", index),
-                # Its area + 1 is the side of the bias.
-                HostChange.make(attention, "window_size", (wrapper.centres.numel() - 1, 1)),
-            ]
+            table = TableAtCentres(attention._get_rel_pos_bias, wrapper)
+            return [HostChange.make(attention, "_get_rel_pos_bias", table.get_bias)]
         return []
 
     def plain_parts(self, block: nn.Module, arguments: dict[str, Any]) -> PlainParts | None:
@@ -134,15 +118,15 @@ class TimmFeatures(TimmViT):
 class TableAtCentres(OfGroups):
     """BEiT's relative position bias of a block, between the group centres only; sizes are counted elsewhere."""
 
-    def __init__(self, full: Callable[[], Tensor], wrapper: AdaptiveBlock) -> None:
+    def __init__(self, full: Callable[[], Tensor], wrapper: PruneMerge | AdaptiveBlock) -> None:
         super().__init__(wrapper)
         self.full = full
 
     def get_bias(self) -> Tensor:
-        """The bias as timm's attention adds it: (batch, heads, groups, groups)."""
+        """The bias as timm's attention adds it: (batch or 1, heads, groups, groups)."""
         bias = self.full()
         centres, _ = self.groups(bias)
-        return bias if centres is None else bias_at_centres(bias, centres)
+        return bias if centres is None else bias_at_centres(bias, centres.to(bias.device))  # it is no submodule
 
 
 class BiasAtCentres(OfGroups):

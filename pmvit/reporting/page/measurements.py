@@ -2,35 +2,40 @@
 
 import copy
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
+from pmvit.data.batches import resize_labels
 from pmvit.data.demo import DEMO, demo_images, demo_loader
 from pmvit.data.loaders import Broken
+from pmvit.data.opening import open_images, open_loader
 from pmvit.data.segmentation import has_masks
 from pmvit.data.sources import choose_samples
-from pmvit.evaluation.paired import evaluate_pair
-from pmvit.files import check_fields, read_document, write_text
+from pmvit.evaluation.paired import Disagreement, evaluate_pair
+from pmvit.files import fields_from, read_document, write_document
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import gives_logits, predict
-from pmvit.loading import open_images, open_loader
 from pmvit.measuring.flops import flops
+from pmvit.numbers.tables import format_number
 from pmvit.reporting.class_names import class_names, name_of
 from pmvit.reporting.images import InputImages, likeliest, page_picture, readable
 from pmvit.reporting.page.templates import chosen_blocks
+from pmvit.reporting.pictures.segment import label_pixels
+from pmvit.reporting.pictures.segmentation import SegmentedImage
 from pmvit.reporting.saved_model import SavedModel
 from pmvit.runtime.bench.run import Maker, benchmark
 from pmvit.runtime.bench.variants import variant
 
 FORMAT, VERSION = "pmvit-report", 1
-PICTURES = 12
+PICTURES, APART = 12, 12  # images to look into, and images on which the models disagree most
+APART_SIDE = 200  # pixels
 BATCHES, LARGE_GFLOPS = (1, 16), 20.0  # a model that costs more is timed with single images
 ROUNDS = 10
 
@@ -43,17 +48,16 @@ class Measurements:
     evaluation: dict[str, Any] | None  # a `PairedEvaluation`
     speed: dict[str, Any] | None  # a `Benchmark`
     pictures: list[dict[str, Any]]  # for the block viewer
+    apart: list[dict[str, Any]] = field(default_factory=list)  # pictures of the images that differ most
 
     def write(self, path: Path) -> None:
         """Keep it for the next report."""
-        write_text(path, json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n")
+        write_document(path, json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1))
 
     @staticmethod
     def read(path: Path) -> "Measurements":
         document = read_document(path, FORMAT, VERSION)
-        names = ("of", "evaluation", "speed", "pictures")
-        check_fields(document, ("format", "version", *names), str(path))
-        return Measurements(*(document[name] for name in names))
+        return Measurements(**fields_from(Measurements, document, str(path), beside=("format", "version")))
 
 
 def measure(
@@ -64,9 +68,10 @@ def measure(
     limit: int | None,
     names: str | Path | None,
     workers: int,
+    memory: bool,
     progress: bool,
 ) -> Measurements:
-    """Measure accuracy on images, and speed on built-in pictures, of a model and what it is compared with.
+    """Measure accuracy on images, and speed and memory on built-in pictures, of a model and what it is compared with.
 
     If there is a limit, the images come in an order that depends on nothing but a seed.
     """
@@ -77,9 +82,14 @@ def measure(
         labels = host_of(model).outputs().pixel_classes is None or has_masks(data)
         options: dict[str, Any] = {"split": "val", "workers": workers, "shuffle": limit is not None}
         batches = open_loader(model, data, labels=labels, whole=True, **options)
-    evaluation = asdict(evaluate_pair(model, original, batches, limit=limit, progress=progress))
-    pictures = _gallery(saved, data, class_names(model, names, data))
-    return Measurements(of, evaluation, _speed(saved, progress), pictures)
+    told = class_names(model, names, data)
+    found = evaluate_pair(model, original, batches, limit=limit, most_apart=APART, progress=progress)
+    evaluation = asdict(replace(found, apart=()))
+    del evaluation["apart"]
+    for one in evaluation["classes"]:
+        one["name"] = name_of(one["number"], told)
+    apart = [_apart(saved, one, told) for one in found.apart if one.distance > 0]
+    return Measurements(of, evaluation, _speed(saved, memory, progress), _gallery(saved, data, told), apart)
 
 
 def _gallery(saved: SavedModel, data: str | Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -100,7 +110,6 @@ def _gallery(saved: SavedModel, data: str | Path, names: tuple[str, ...]) -> lis
         samples = choose_samples(open_images(model, data, labels=has_labels, split="val"), PICTURES)
         opened = readable(samples, images.mode, Broken())
         shown = [(picture, Path(sample.name).name, sample.label) for _, sample, picture in opened]
-    device = next(model.parameters()).device
     made = []
     with evaluation_mode(model), evaluation_mode(original), torch.inference_mode():
         for picture, name, label in shown:
@@ -109,19 +118,54 @@ def _gallery(saved: SavedModel, data: str | Path, names: tuple[str, ...]) -> lis
             entry |= chosen_blocks(saved, prepared)
             if isinstance(label, int) and classifies:
                 entry["label"] = name_of(label, names)
-            if classifies:
-                for key, each in (("original", original), ("compressed", model)):
-                    entry[key] = likeliest(predict(each, prepared[None].to(device))[0].cpu(), names, 1)[0]
-            made.append(entry)
+            made.append(entry | (_answers(saved, prepared, names) if classifies else {}))
     return made
 
 
-def _speed(saved: SavedModel, progress: bool) -> dict[str, Any]:
-    """Original and compressed model take turns; one that a plan compressed runs after the deployment passes, too."""
+def _answers(saved: SavedModel, prepared: Tensor, names: tuple[str, ...]) -> dict[str, Any]:
+    """The first predictions of both models for an image."""
+    image = prepared[None].to(next(saved.model.parameters()).device)
+    models = {"original": saved.reference.model, "compressed": saved.model}
+    return {name: likeliest(predict(model, image)[0].cpu(), names, 1)[0] for name, model in models.items()}
+
+
+@torch.inference_mode()
+def _apart(saved: SavedModel, one: Disagreement, names: tuple[str, ...]) -> dict[str, Any]:
+    """An image on which the models disagree, as JSON data: `pictures` with their titles, `caption`, `lines`."""
+    model, original = saved.model, saved.reference.model
+    picture = InputImages(model).picture(one.image)
+    pictures, name = [("", picture)], Path(one.name).name
+    if (classes := host_of(model).outputs().pixel_classes) is not None:
+        size = (picture.height, picture.width)
+        labels = None if one.label is None else resize_labels(one.label[None], size)[0]
+        before, after = (label_pixels(each, picture) for each in (original, model))
+        panels = SegmentedImage(name, picture, classes, labels, before, after).panels()
+        titles = ("image", *(("labels",) if labels is not None else ()), "original", "compressed", "difference")
+        pictures = list(zip(titles, (panel for panel, _ in panels), strict=True))
+        lines = [f"{format_number(one.distance, '.1%')} of the pixels have another class"]
+    elif gives_logits(model):
+        with evaluation_mode(model), evaluation_mode(original):
+            said = _answers(saved, one.image, names)
+        lines = [f"{key}: {value['name']}, {format_number(value['share'], '.0%')}" for key, value in said.items()]
+        lines = ([f"label: {name_of(int(one.label), names)}"] if one.label is not None else []) + lines
+    else:
+        lines = [f"cosine {format_number(1 - one.distance, '.3f')}"]
+    shown = [{"title": title, "src": page_picture(each, APART_SIDE)} for title, each in pictures]
+    return {"pictures": shown, "caption": name, "lines": lines}
+
+
+def _speed(saved: SavedModel, memory: bool, progress: bool) -> dict[str, Any]:
+    """Original and compressed model take turns; one that a plan compressed runs after the deployment passes, too.
+
+    Memory takes a process for each, and is measured at the largest batch.
+    """
     models = {"original": saved.reference.model, "compressed": saved.model}
     copies = {name: copy.deepcopy(model).to("cpu", torch.float32) for name, model in models.items()}
     makers: dict[str, nn.Module | Maker] = {**copies}
     if saved.plan is not None:
         makers["optimized"] = partial(variant, "optimized", copies["compressed"])
     batches = BATCHES if flops(saved.reference.model).gflops < LARGE_GFLOPS else BATCHES[:1]
-    return asdict(benchmark(saved.model, against=makers, batches=batches, rounds=ROUNDS, progress=progress))
+    how: dict[str, Any] = {"against": makers, "rounds": ROUNDS, "progress": progress}
+    few = benchmark(saved.model, batches=batches[:-1], **how).rows if batches[:-1] else []
+    found = benchmark(saved.model, batches=batches[-1:], memory=memory, **how)
+    return asdict(replace(found, rows=[*few, *found.rows]))

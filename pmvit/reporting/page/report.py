@@ -10,16 +10,16 @@ from torch import nn
 
 from pmvit.data.demo import DEMO
 from pmvit.errors import PmvitError
-from pmvit.files import write_text
+from pmvit.files import read_json, write_text
 from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops, flops
-from pmvit.planning import AdaptivePlan
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.reporting.blocks import sizes
 from pmvit.reporting.page import sections
 from pmvit.reporting.page.measurements import Measurements, measure
 from pmvit.reporting.page.templates import content_hash, read_web, render
 from pmvit.reporting.pictures.charts import Chart
-from pmvit.reporting.saved_model import SavedModel, read_json
+from pmvit.reporting.saved_model import SavedModel
 from pmvit.saving.commands import this_command
 from pmvit.wrapping import fingerprint
 
@@ -41,6 +41,7 @@ def report(
     benchmark: str | Path | None = None,
     comparison: str | Path | None = None,
     workers: int = 2,
+    memory: bool = True,
     device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> Path:
@@ -61,6 +62,7 @@ def report(
         benchmark: `benchmark.json` of `pmvit benchmark`; that in the folder if not given.
         comparison: `comparison.json` of `pmvit compare`; that in the folder if not given.
         workers: Processes that read images.
+        memory: Measure peak memory, too, in a process for each variant; some seconds each.
         device: Where accuracy is measured; speed is that of the CPU.
         progress: Show progress bars.
 
@@ -81,7 +83,9 @@ def report(
     if any(found.of.get(name) != of[name] for name in asked):
         found = Measurements(of, None, None, [])
         if data is not None:
-            found = measure(saved, data, of, limit=limit, names=names, workers=workers, progress=progress)
+            found = measure(
+                saved, data, of, limit=limit, names=names, workers=workers, memory=memory, progress=progress
+            )
             found.write(store)
     found = replace(found, speed=_beside(path, benchmark, BENCHMARK_FILE) or found.speed)
     if evaluation is not None:
@@ -134,10 +138,14 @@ def _render(saved: SavedModel, found: Measurements, others: tuple[list[sections.
         what=_what(saved, costs, compared_with),
         path=saved.path,
         accuracy=tables,
+        classes=sections.class_table(found.evaluation) if found.evaluation is not None else None,
+        apart=found.apart,
         speed=[sections.speed_table(found.speed)] if found.speed is not None else [],
         learning=sections.curves(saved.metrics),
+        tuned=" and ".join(saved.tuned),
         comparison=others,
         blocks=saved.blocks,
+        is_split=any(block["kept_in_mlp"] != block["kept"] for block in saved.blocks or ()),
         merges=saved.plan.blocks if isinstance(saved.plan, AdaptivePlan) else {},
         commands=commands,
         settings=_settings(saved),
@@ -151,10 +159,13 @@ def _render(saved: SavedModel, found: Measurements, others: tuple[list[sections.
 def _subtitle(saved: SavedModel) -> str:
     """One sentence on what was done to the model."""
     if saved.plan is None:
-        return f"Compressed by {saved.recipe.title}."
-    tuned = " and fine-tuned" if saved.tuning or saved.metrics else ""
-    keep = f"its blocks run on {100 * saved.plan.keep:.0f} % of the patch tokens."
-    return f"Compressed by {saved.plan.title}{tuned}: {keep}"
+        return f"{_done(saved)}."
+    return f"{_done(saved)}: its blocks run on {100 * saved.plan.keep:.0f} % of the patch tokens."
+
+
+def _done(saved: SavedModel) -> str:
+    """By what it was compressed, and how its weights were tuned since."""
+    return " and ".join((f"Compressed by {saved.recipe.title}", *saved.tuned))
 
 
 def _what(saved: SavedModel, costs: tuple[Flops, Flops], compared_with: str) -> list[tuple[str, str]]:
@@ -188,5 +199,7 @@ def _settings(saved: SavedModel) -> list[tuple[str, list[tuple[str, str]]]]:
     made_by = saved.plan.made_by if saved.plan is not None else {}
     found = [(titles.get(name, name), values) for name, values in made_by.items() if isinstance(values, dict)]
     if saved.tuning:
-        found.append(("Fine-tuning", saved.tuning.get("config") or {}))
+        found.append(
+            ("Calibration" if saved.tuned[-1:] == ("calibrated",) else "Fine-tuning", saved.tuning.get("config") or {})
+        )
     return [(title, [(name, json.dumps(value)) for name, value in values.items()]) for title, values in found]

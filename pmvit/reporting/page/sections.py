@@ -15,6 +15,7 @@ Json = dict[str, Any]
 Numbers = Sequence[Any] | None  # an `Estimate` as JSON: the value and the ends of its interval, which may be `None`
 DIGITS = {name: 1 if measure.is_share else 3 for name, measure in MEASURES.items()} | {"cosine": 4}
 Card = tuple[str, str, Sequence[str]]  # one number that matters: its title, it, and what it was before
+MOST_CLASSES = 12
 VARIANTS = {"optimized": "compressed, optimised for inference", "bound": "equal-token bound"}
 
 
@@ -78,6 +79,28 @@ def accuracy_table(evaluation: Json, compared_with: str) -> Table:
     return Table(("", compared_with, "compressed", "difference"), rows, note)
 
 
+def class_table(evaluation: Json) -> Table | None:
+    """What the classes that lose most lose; `None` if nothing is known of classes."""
+    classes = evaluation.get("classes") or []
+    if not classes:
+        return None
+    names = {one["name"] for one in evaluation["measures"]}
+    name = "miou" if "miou" in names else "top1" if "top1" in names else "agreement"
+    rows = []
+    for one in classes[:MOST_CLASSES]:
+        values = [_with_interval(name, one[key], one["images"]) for key in ("original", "compressed")]
+        changes = [] if one["original"] is None else [(one["compressed"] - one["original"], None, None)]
+        shown = values if changes else values[1:]
+        cells = [*(value_cell(name, value) for value in shown), *(change_cell(name, change) for change in changes)]
+        rows.append([Cell(one["name"]), Cell(f"{one['images']:,}"), *cells])
+    if name == "agreement":
+        return Table(("class, as the original sees it", "images", "agreement"), rows, "The lowest first.")
+    lose, gain = (sum(sign * (one["compressed"] - one["original"]) > 0 for one in classes) for sign in (-1, 1))
+    note = f"Of {len(classes):,} classes {lose:,} lose and {gain:,} gain; those that lose most come first."
+    title = "IoU" if name == "miou" else MEASURES[name].title
+    return Table(("class", "images", f"{title}, original", f"{title}, compressed", "difference"), rows, note)
+
+
 def from_evaluate(document: Json, where: str) -> Json:
     """What `pmvit evaluate --json` printed, as a `PairedEvaluation` without paired intervals."""
     images = document.get("images")
@@ -113,17 +136,22 @@ def stages_table(stages: Json) -> Table:
 def speed_table(benchmark: Json) -> Table:
     """Speed of all variants in all runtimes and batch sizes."""
     rows = []
+    has_memory = any(row.get("memory") is not None for row in rows_of(benchmark))
     for row in rows_of(benchmark):
         cells = [Cell(VARIANTS.get(row["variant"], row["variant"]), f"{row['runtime']}, batch {row['batch']}")]
+        memory = [_cell(None if row.get("memory") is None else [row["memory"]], ",.0f", 1, " MB")] if has_memory else []
         if row.get("speedup") is None:
-            rows.append([*cells, Cell("does not run", str(row.get("failure") or "")), NOTHING, NOTHING])
+            nothing = [NOTHING] * (2 + has_memory)
+            rows.append([*cells, Cell("does not run", str(row.get("failure") or "")), *nothing])
             continue
         median = Cell(f"{format_number(1e3 * row['p50'], ',.1f')} ms")
         speed = Cell("1") if row["variant"] == "original" else ratio_cell(row["speedup"])
-        rows.append([*cells, Cell(format_number(row["throughput"], ",.1f")), median, speed])
+        rows.append([*cells, Cell(format_number(row["throughput"], ",.1f")), median, speed, *memory])
     said = ", ".join(f"{name} {value}" for name, value in benchmark.get("environment", {}).items())
     note = f"All take turns in one run; ratios are medians over the rounds, with 95 % bootstrap intervals. {said}."
-    return Table(("", "images a second", "median", "speed"), rows, note)
+    if has_memory:
+        note += " Memory is the peak while it runs, weights included, in a process that does nothing else."
+    return Table(("", "images a second", "median", "speed", *(["peak memory"] if has_memory else [])), rows, note)
 
 
 def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | None) -> list[Card]:

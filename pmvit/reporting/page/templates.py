@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor
 
-from pmvit.planning import AdaptivePlan
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.reporting.blocks import describe_blocks
 from pmvit.reporting.saved_model import SavedModel
 from pmvit.saving.commands import versions

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from pmvit.compression import compression_of
 from pmvit.data.loaders import Broken
+from pmvit.data.opening import open_images
+from pmvit.data.samples import Mask
 from pmvit.data.segmentation import Split
-from pmvit.data.sources import Mask, choose_samples
+from pmvit.data.sources import choose_samples
 from pmvit.data.transforms import Preparation, color_mode
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
@@ -17,7 +19,6 @@ from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import check_stride, sliding_logits
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
-from pmvit.loading import open_images
 from pmvit.progress import track
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.images import readable

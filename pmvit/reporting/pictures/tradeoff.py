@@ -3,17 +3,16 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from pmvit.errors import PmvitError
 from pmvit.files import write_atomically
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.measures import MEASURES
 from pmvit.reporting.pictures.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION, to_hex
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ORIGINAL, TUNED = "original", "tuned"
 COSTS = {"gflops": "GFLOPs (MACs)", "fps": "images a second"}
@@ -74,10 +73,8 @@ def _number(value: Any, what: str, where: str) -> float:
 
 def tradeoff_figure(
     rows: Iterable[Mapping[str, Any]], *, quality: str = "miou", costs: Sequence[str] = ("gflops", "fps")
-) -> "Figure":
+) -> Figure:
     """Draw quality against each of the costs; what `draw_tradeoff` writes."""
-    from matplotlib.figure import Figure
-
     points = read_rows(rows, quality, costs)
     titles = {**COSTS, **{name: measure.axis_title for name, measure in MEASURES.items()}}
     figure = Figure(figsize=(5.2 * len(costs), 4.4), layout="constrained")
@@ -91,7 +88,7 @@ def tradeoff_figure(
     return figure
 
 
-def _draw_panel(axes: "Axes", points: Sequence[Point], cost: str) -> None:
+def _draw_panel(axes: Axes, points: Sequence[Point], cost: str) -> None:
     lines: dict[tuple[str, str | None], list[Point]] = {(point.name, point.stage): [] for point in points}
     for point in sorted(points, key=lambda point: (point.keep or 0, point.costs[cost].value)):
         lines[point.name, point.stage].append(point)
@@ -121,7 +118,7 @@ def _bars(measured: Sequence[Estimate]) -> tuple[list[float], list[list[float]]]
     return values, [[one.value - one.low for one in measured], [one.high - one.value for one in measured]]
 
 
-def _label_points(axes: "Axes", lines: Sequence[Sequence[Point]], cost: str) -> None:
+def _label_points(axes: Axes, lines: Sequence[Sequence[Point]], cost: str) -> None:
     """Write `keep` beside the points; once where points of the same share are close to each other."""
     axes.autoscale_view()
     written: list[tuple[float, float, float]] = []

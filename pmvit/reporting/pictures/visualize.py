@@ -15,7 +15,7 @@ from pmvit.evaluation.reference import Reference, reference_for
 from pmvit.hosts import host_of
 from pmvit.measuring import Scores
 from pmvit.methods.base import numbers_of_blocks
-from pmvit.planning import AdaptivePlan
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.progress import track
 from pmvit.reporting.blocks import Block, blocks_of, check_scores, planned, sizes
 from pmvit.reporting.class_names import class_names, name_of

@@ -1,7 +1,6 @@
 """One image through a compressed model and its original: what both say, and how long they take."""
 
 import statistics
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,7 @@ LARGEST_SIDE = 640  # of an image whose pixels are labelled, after it covers the
 
 
 class Trial:
-    """A compressed model and its original, ready to be tried by several people.
-
-    One image at a time goes through the models, so that the times mean something.
-    """
+    """A compressed model and its original, ready to be tried, on one image at a time."""
 
     def __init__(self, saved: SavedModel, names: str | Path | None = None) -> None:
         self.names = class_names(saved.model, names)
@@ -43,7 +39,6 @@ class Trial:
         self._saved, self._model = saved, saved.model
         self._images = InputImages(saved.model)
         self._pixel_classes = host_of(saved.model).outputs().pixel_classes
-        self._lock = threading.Lock()
 
     def run(self, picture: Image.Image) -> dict[str, Any]:
         """What the page shows of an image, as JSON data: `picture`, `seconds` by model, the answers of both and, with
@@ -52,7 +47,7 @@ class Trial:
         prepared = self._images.prepare(picture)
         result: dict[str, Any] = {"picture": page_picture(self._images.picture(prepared))}
         image = prepared[None].to(next(self._model.parameters()).device)
-        with self._lock, torch.inference_mode():
+        with torch.inference_mode():
             runs = {name: partial(run_to_end, partial(predict, model), image) for name, model in self.models.items()}
             begun = time.perf_counter()
             outputs = {name: run() for name, run in runs.items()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from pmvit.data.sources import BROKEN_IMAGE
+from pmvit.data.samples import BROKEN_IMAGE, in_mode
 from pmvit.errors import PmvitError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -45,7 +45,7 @@ def read_upload(content: bytes, limits: Limits) -> Image.Image:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 if image.width * image.height > 1e6 * limits.megapixels:
                     raise Image.DecompressionBombError
-                return ImageOps.exif_transpose(image).convert("RGB")
+                return in_mode(ImageOps.exif_transpose(image), "RGB")
         except UnidentifiedImageError:
             kinds = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
             raise RefusedError(415, f"This is no image that can be read: send a {kinds} file.") from None

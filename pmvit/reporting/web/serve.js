@@ -52,6 +52,7 @@ class TrialPage {
     const megabytes = Number(this.file.dataset.megabytes);
     if (file.size > 1e6 * megabytes) {
       this.refuse(`The file is larger than ${megabytes} MB: send a smaller one.`);
+      this.file.value = "";
       return;
     }
     let answer;
@@ -67,8 +68,12 @@ class TrialPage {
     this.file.value = "";
   }
 
-  /** @param {string} message */
+  /**
+   * Says why there is no answer; those of the image before would be taken for it.
+   * @param {string} message
+   */
   refuse(message) {
+    this.answers.hidden = true;
     this.status.textContent = "";
     this.alert.textContent = message;
     this.alert.hidden = false;

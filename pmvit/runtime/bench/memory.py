@@ -34,6 +34,7 @@ def _measure(name: str, saved: Path, runtime: str, file: Path | None, shape: tup
     images = torch.zeros(shape)
     if file is not None:
         RUNTIMES[runtime].check()
+    give_back()  # what imports left is given back before, or it would count as memory that running saves
     before = process_memory("VmRSS")
     if file is not None:
         with quietly():
@@ -41,13 +42,18 @@ def _measure(name: str, saved: Path, runtime: str, file: Path | None, shape: tup
     else:
         model = as_module(variant(name, load(saved), "eager" if runtime == "eager" else "graph"))
         run = inferring(torch.compile(model, fullgraph=True) if runtime == "compile" else model)
-    gc.collect()
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back()
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
     for _ in range(3):
         run(images)
     return process_memory("VmHWM") - before
+
+
+def give_back() -> None:
+    """Give memory that nothing uses back to the system, where the C library can be told (glibc)."""
+    gc.collect()
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def process_memory(name: str) -> float:

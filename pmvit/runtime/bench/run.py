@@ -19,20 +19,22 @@ from torch import Tensor, nn
 from pmvit._system import keep_freed_memory
 from pmvit.compression import compress, compression_of
 from pmvit.config.inference import Target
+from pmvit.data.opening import ImageData
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import as_module
 from pmvit.measuring.flops import flops
 from pmvit.methods import Evit, Tome
-from pmvit.planning import AdaptivePlan, Plan
+from pmvit.planning import Plan
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.progress import track
 from pmvit.runtime.bench.memory import peak_memory
 from pmvit.runtime.bench.table import Benchmark, BenchmarkRow
 from pmvit.runtime.bench.timing import interleave, run_to_end, speedup
 from pmvit.runtime.bench.variants import VARIANTS, in_place_plan, original, variant
 from pmvit.runtime.export.run import prepared_images
-from pmvit.runtime.export.targets import QUANTIZING, RUNTIMES, Run, first_line, inferring, quietly, runtime_called
+from pmvit.runtime.export.targets import QUANTIZING, RUNTIMES, Run, inferring, quietly, reason, runtime_called
 from pmvit.runtime.optimize import optimize_for_inference
 from pmvit.saving.models import save
 
@@ -51,7 +53,7 @@ def benchmark(
     batches: Sequence[int] = (1, 16),
     rounds: int = 20,
     threads: int | None = None,
-    images: Tensor | None = None,
+    images: ImageData | None = None,
     memory: bool = False,
     original: str | Path | nn.Module | None = None,
     device: str | torch.device = "cpu",
@@ -72,7 +74,7 @@ def benchmark(
         batches: Batch sizes.
         rounds: How often each variant takes its turn.
         threads: CPU threads of every runtime.
-        images: Prepared images to run on, and to calibrate on; built-in pictures if left out.
+        images: Images to run on, and to calibrate on, as `export` takes them; built-in pictures if left out.
         memory: Measure peak memory of variants too, each in a process of its own; on the CPU alone.
         original: Where the original is: a model, or a name or path as `create_model` takes it.
         device: Where eager and compile run; other runtimes have the CPU alone.
@@ -108,7 +110,8 @@ def benchmark(
             name: partial(variant, name.removesuffix(INT8), whole if name.startswith("original") else model)
             for name in names
         }
-    shown = prepared_images(model, images, max(*batches, 32) if images is None else len(images)).to(device)
+    count = len(images) if isinstance(images, Tensor) else max(*batches, 32)
+    shown = prepared_images(model, images, count).to(device)
     before = torch.get_num_threads()
     threads = threads or before
     rows: list[BenchmarkRow] = []
@@ -187,10 +190,10 @@ def _take_turns(
                 peaks[name] = peak_memory(name.removesuffix(INT8), saved, runtime, file, tuple(images.shape), threads)
         except Exception as error:  # a variant that a runtime cannot take is a result, not the end
             runs.pop(name, None)
-            failures[name] = first_line(error)
+            failures[name] = reason(error, 120)
     if "original" not in runs:
-        reason = failures.get("original", "there is no model of that name")
-        raise PmvitError(f"{runtime} does not run the original model: {reason}")
+        why = failures.get("original", "there is no model of that name")
+        raise PmvitError(f"{runtime} does not run the original model: {why}")
     times = interleave({name: partial(run_to_end, run, images) for name, run in runs.items()}, rounds)
     rows = []
     for name in makers:

@@ -9,12 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pmvit.compression import compress
-from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import as_module
 from pmvit.numbers.bootstrap import bootstrap, median
 from pmvit.numbers.estimates import Estimate
-from pmvit.planning import AnyPlan
 
 T = TypeVar("T")
 
@@ -56,14 +53,3 @@ def run_to_end(run: Callable[[Tensor], T], images: Tensor) -> T:
     if images.device.type != "cpu":
         torch.accelerator.synchronize()
     return result
-
-
-def speedup_meter(model: nn.Module, images: Tensor, rounds: int = 9) -> Callable[[AnyPlan], float]:
-    """Make a function that says how many times faster than `model` a plan makes it on this machine and these images."""
-
-    def measure(plan: AnyPlan) -> float:
-        with evaluation_mode(model):
-            times = compare({"original": model, "compressed": compress(model, plan)}, images, rounds)
-        return speedup(times, "compressed", "original").value
-
-    return measure

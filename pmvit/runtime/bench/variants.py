@@ -12,7 +12,7 @@ from pmvit.compression import compress, compression_of, decompress
 from pmvit.config.inference import Target
 from pmvit.hosts import Host, TokenLayout, host_of
 from pmvit.measuring.flops import flops
-from pmvit.merged_mlp import mlp_matrices_of, unwrapped
+from pmvit.merged_mlp import MeanOfPatches, mlp_matrices_of, unwrapped
 from pmvit.methods import Tome
 from pmvit.methods.budget import nearest
 from pmvit.planning import LayerPlan, Plan
@@ -54,7 +54,7 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
     for name in (name for names in spans for name in names):
         block, inside, tokens, matrices = _opened(host, name, layouts[name], arguments[name])
         parts = host.plain_parts(inside, arguments[name].at_centres)
-        count = tokens.numel() if matrices is None else matrices.merge_offsets.numel()
+        count = tokens.numel() if matrices is None else matrices.num_prefix + matrices.num_groups
         mlp = None
         if parts is not None and (matrices is not None or target != "eager"):  # graphs bring masks of all tokens
             block, mlp = AttentionHalf(parts), MlpHalf(parts)
@@ -77,7 +77,7 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
     arguments = arguments_of(host)
     for name, layout in layouts_of(host).items():
         block, inside, tokens, matrices = _opened(host, name, layout, arguments[name])
-        if matrices is not None:
+        if isinstance(matrices, TokenMatrices):
             _run_mlp_on(matrices.merge_columns[matrices.merge_offsets], host, inside, matrices)
         taken = _TakenOut(block, tokens)
         host.answer_like(taken, block)
@@ -87,7 +87,7 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
 
 def _opened(
     host: Host, name: str, layout: TokenLayout, arguments: Arguments
-) -> tuple[nn.Module, nn.Module, Tensor, TokenMatrices | None]:
+) -> tuple[nn.Module, nn.Module, Tensor, TokenMatrices | MeanOfPatches | None]:
     """What runs inside a compressed block on as many tokens as it has groups, the host's block in it, which tokens
     those are, and M and R around its MLP, if there are.
     """
@@ -102,7 +102,7 @@ def _opened(
     return block, inside, tokens, mlp_matrices_of(inside, host.part_names(inside).mlp)
 
 
-def _run_mlp_on(chosen: Tensor, host: Host, block: nn.Module, matrices: TokenMatrices) -> None:
+def _run_mlp_on(chosen: Tensor, host: Host, block: nn.Module, matrices: TokenMatrices | MeanOfPatches) -> None:
     """Let the MLP of a block, and the norm before it, run on the chosen tokens, with no update for the others."""
     num_tokens = matrices.num_prefix + matrices.num_patches
 

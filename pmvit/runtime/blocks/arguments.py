@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
 from pmvit.hosts import Host
 from pmvit.prune_merge import PruneMerge, is_recorded, named_arguments
+
+Half = Literal["attention", "mlp"]  # of a block, each with what normalises before it and the addition after it
 
 
 class Arguments(NamedTuple):

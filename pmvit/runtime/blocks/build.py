@@ -4,18 +4,14 @@ A host says in `PlainParts` what a block is made of; here it is put together aga
 forms: `eager` for eager PyTorch, `graph` for graphs and for blocks of which only some tokens are read.
 """
 
-from typing import Literal
-
 from torch import Tensor, nn
 
 from pmvit.config.inference import Target
 from pmvit.hosts.parts import PlainParts
-from pmvit.runtime.blocks.arguments import TokensAlone
-from pmvit.runtime.blocks.eager import FlatAttention, FlatBlock, FlatMlp
+from pmvit.runtime.blocks.arguments import Half, TokensAlone
+from pmvit.runtime.blocks.eager import FlatBlock
 from pmvit.runtime.blocks.fold import in_order, norms_heads
-from pmvit.runtime.blocks.graph import PartialAttention, PartialBlock, PartialMlp
-
-Half = Literal["attention", "mlp"]  # of a block, each with what normalises before it and the addition after it
+from pmvit.runtime.blocks.graph import PartialBlock
 
 
 def inference_block(
@@ -41,15 +37,11 @@ def inference_block(
     num_tokens = len(order)
     attends = isinstance(parts.norm1, nn.LayerNorm) and not norms_heads(parts) and parts.attention_norm is None
     is_usual = (half == "mlp" or attends) and (half == "attention" or isinstance(parts.norm2, nn.LayerNorm))
-    is_flat = target == "eager" and num_outputs == num_tokens and is_usual
-    if half == "mlp":
-        return FlatMlp(parts, num_tokens, inplace) if is_flat else PartialMlp(parts, num_tokens)
-    parts = in_order(parts, order)
+    parts = parts if half == "mlp" else in_order(parts, order)
     result: TokensAlone
-    if is_flat:
-        result = (FlatBlock if half is None else FlatAttention)(parts, num_tokens, inplace)
+    if target == "eager" and num_outputs == num_tokens and is_usual:
+        result = FlatBlock(parts, num_tokens, inplace, half)
     else:
-        kind = PartialBlock if half is None else PartialAttention
-        result = kind(parts, num_tokens, num_outputs, explicit=target == "onnx")
+        result = PartialBlock(parts, num_tokens, num_outputs, target == "onnx", half)
     result.given = given
     return result

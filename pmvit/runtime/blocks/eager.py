@@ -1,4 +1,4 @@
-"""A usual transformer block, and each half of it, in as few calls as can be, for in eager PyTorch every call costs."""
+"""A usual transformer block, or one half of it, in as few calls as can be, for in eager PyTorch every call costs."""
 
 from typing import Any
 
@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.hosts.parts import PlainMlp, PlainParts
-from pmvit.runtime.blocks.fold import Turn, fused_qkv, output_layer, scaled_mlp, sum_of
+from pmvit.runtime.blocks.arguments import Half
+from pmvit.runtime.blocks.fold import Turn, fused_qkv, scaled, scaled_mlp, sum_of
 from pmvit.runtime.blocks.packed import Packable
 
 
 class FlatBlock(Packable):
-    """A usual block on all of its tokens: as few calls as can be, for a call costs more than some of the sums.
+    """A usual block, or one half, on all of its tokens: as few calls as can be, for a call costs more than some sums.
 
     The tokens of all images are the rows of one table, which is written to. The weights are attributes of the module
     itself. Both halves of a block are methods here, so that a whole block is not two modules to call.
     """
 
-    attends = has_mlp = True
     norm1_weight: Tensor | None
     norm1_bias: Tensor | None
     qkv_weight: Tensor
@@ -35,9 +35,9 @@ class FlatBlock(Packable):
     turn: nn.Module | None
     mlp: nn.Module | None
 
-    def __init__(self, parts: PlainParts, num_tokens: int, inplace: bool) -> None:
+    def __init__(self, parts: PlainParts, num_tokens: int, inplace: bool, half: Half | None = None) -> None:
         super().__init__()
-        self.inplace = inplace
+        self.inplace, self.attends, self.has_mlp = inplace, half != "mlp", half != "attention"
         self.num_outputs = self.num_tokens = num_tokens
         self.heads, self.scale = parts.heads, parts.scale
         self.width = (parts.projection.out_features,)
@@ -54,7 +54,7 @@ class FlatBlock(Packable):
             self.register_parameter(f"{name}_bias", layer.bias)
 
     def _hold_attention(self, parts: PlainParts) -> None:
-        self._hold(norm1=parts.norm1, qkv=fused_qkv(parts), output=output_layer(parts))
+        self._hold(norm1=parts.norm1, qkv=fused_qkv(parts), output=scaled(parts.projection, parts.layer_scale1))
         like, bias = self.output_weight, parts.bias
         if bias is not None:  # written out in full, it costs fused attention less than one row that is repeated
             bias = bias.detach().expand(1, bias.shape[1], self.num_tokens, self.num_tokens).to(like).contiguous()
@@ -101,20 +101,7 @@ class FlatBlock(Packable):
         if self.mlp is not None:
             rows.add_(self.mlp(normed))
             return
-        if self.gelu is not None:
-            hidden = self.linear_gelu(normed, self.expand_weight, self.expand_bias, self.gelu)
-        else:
-            hidden = self.activation(self.linear(normed, self.expand_weight, self.expand_bias))
+        hidden = self.linear(normed, self.expand_weight, self.expand_bias, self.gelu)
+        if self.gelu is None:
+            hidden = self.activation(hidden)
         rows.add_(self.linear(hidden, self.contract_weight, self.contract_bias))
-
-
-class FlatAttention(FlatBlock):
-    """The attention of a usual block."""
-
-    has_mlp = False
-
-
-class FlatMlp(FlatBlock):
-    """The MLP of a usual block."""
-
-    attends = False

@@ -36,11 +36,6 @@ def fused_qkv(parts: PlainParts) -> nn.Linear:
     return linear(torch.cat(weights), torch.cat(biases))
 
 
-def output_layer(parts: PlainParts) -> nn.Linear:
-    """What follows attention, with the layer scale."""
-    return scaled(parts.projection, parts.layer_scale1)
-
-
 def scaled_mlp(parts: PlainParts) -> nn.Module:
     """The MLP with its layer scale: a `PlainMlp` if it is one."""
     mlp, factors = parts.mlp, parts.layer_scale2
@@ -78,7 +73,7 @@ def split_projections(parts: PlainParts) -> tuple[nn.Linear, nn.Linear, nn.Linea
     unless a normalisation stands before it.
     """
     scale = 1.0 if norms_heads(parts) else parts.scale
-    qkv, output = fused_qkv(parts), output_layer(parts)
+    qkv, output = fused_qkv(parts), scaled(parts.projection, parts.layer_scale1)
     query, key, value = qkv.weight.chunk(3)
     biases: list[Tensor | None] = [None] * 3 if qkv.bias is None else [*qkv.bias.chunk(3)]
     if biases[0] is not None:

@@ -1,69 +1,50 @@
-"""A plain transformer block, and each half of it, for graphs, and for blocks of which only some tokens are read."""
+"""A plain transformer block, or one half of it, for graphs, and for blocks of which only some tokens are read."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.hosts.parts import PlainParts, linear
-from pmvit.runtime.blocks.arguments import TokensAlone
+from pmvit.runtime.blocks.arguments import Half, TokensAlone
 from pmvit.runtime.blocks.fold import Turn, norms_heads, scaled_mlp, split_projections, sum_of
 
 
-class PartialAttention(TokensAlone):
-    """The attention of a plain block for its first `num_outputs` tokens, with keys and values of all.
+class PartialBlock(TokensAlone):
+    """A plain block, or one half of it, that computes its first `num_outputs` tokens, with keys and values of all.
 
     The tokens of all images are rows of one table wherever they need not be told apart: runtimes multiply tables.
     """
 
-    def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, explicit: bool) -> None:
-        super().__init__()
-        self.norm1, self.num_tokens, self.num_outputs = parts.norm1, num_tokens, num_outputs
-        self.attention: nn.Module
-        if FewQueries.is_cheaper(parts, num_tokens, num_outputs):
-            self.attention = FewQueries(parts, num_tokens, num_outputs)
-        else:
-            self.attention = SplitAttention(parts, num_tokens, num_outputs, explicit)
+    attention: nn.Module | None
+    mlp: nn.Module | None
 
-    def outputs(self, tokens: Tensor, image_bias: Tensor | None = None) -> Tensor:
-        """Those of all images, as rows."""
-        width = tokens.shape[-1]
-        rows = tokens.reshape(-1, width)
-        normed = self.norm1(rows)
-        if self.num_outputs < self.num_tokens:
-            rows = tokens[:, : self.num_outputs].reshape(-1, width)
-        attended: Tensor = rows + self.attention(normed, image_bias)
-        return attended
+    def __init__(
+        self, parts: PlainParts, num_tokens: int, num_outputs: int, explicit: bool, half: Half | None = None
+    ) -> None:
+        super().__init__()
+        self.num_tokens, self.num_outputs = num_tokens, num_outputs
+        self.attention = self.mlp = None
+        if half != "mlp":
+            self.norm1 = parts.norm1
+            if FewQueries.is_cheaper(parts, num_tokens, num_outputs):
+                self.attention = FewQueries(parts, num_tokens, num_outputs)
+            else:
+                self.attention = SplitAttention(parts, num_tokens, num_outputs, explicit)
+        if half != "attention":
+            self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
 
     def forward(self, tokens: Tensor, *positional: object, image_bias: Tensor | None = None, **named: object) -> Tensor:
         self.check(tokens, positional, named)
-        return self.outputs(tokens, image_bias).view(-1, self.num_outputs, tokens.shape[-1])
-
-
-class PartialMlp(nn.Module):
-    """The MLP of a plain block."""
-
-    def __init__(self, parts: PlainParts, num_tokens: int) -> None:
-        super().__init__()
-        self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
-        self.num_outputs = self.num_tokens = num_tokens
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        rows = tokens.reshape(-1, tokens.shape[-1])
-        outputs: Tensor = rows + self.mlp(self.norm2(rows))
-        return outputs.view(tokens.shape)
-
-
-class PartialBlock(PartialAttention):
-    """A plain block that computes its first `num_outputs` tokens, with keys and values of all."""
-
-    def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int, explicit: bool) -> None:
-        super().__init__(parts, num_tokens, num_outputs, explicit)
-        self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
-
-    def outputs(self, tokens: Tensor, image_bias: Tensor | None = None) -> Tensor:
-        rows = super().outputs(tokens, image_bias)
-        outputs: Tensor = rows + self.mlp(self.norm2(rows))
-        return outputs
+        width = tokens.shape[-1]
+        rows = tokens.reshape(-1, width)
+        if self.attention is not None:
+            normed = self.norm1(rows)
+            if self.num_outputs < self.num_tokens:
+                rows = tokens[:, : self.num_outputs].reshape(-1, width)
+            rows = rows + self.attention(normed, image_bias)
+        if self.mlp is not None:
+            rows = rows + self.mlp(self.norm2(rows))
+        return rows.view(-1, self.num_outputs, width)
 
 
 def _bias_of_outputs(parts: PlainParts, num_outputs: int) -> Tensor | None:

@@ -13,24 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pmvit.hosts.parts import Gelu
 from pmvit.runtime.blocks.arguments import TokensAlone
 
 TRIED_ROWS = 256  # about as many as a block sees of an image or two
 TRIED_ROUNDS = 9
 
 
-def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """A linear layer and a GELU, exact (`none`) or with `tanh`."""
-    return F.gelu(F.linear(rows, weight, bias), approximate=approximate)
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, gelu: Gelu | None = None) -> Tensor:
+    """A linear layer and, if asked for, a GELU, exact (`none`) or with `tanh`."""
+    result = F.linear(rows, weight, bias)
+    return result if gelu is None else F.gelu(result, approximate=gelu)
 
 
-def _packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return result
-
-
-def _packed_linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "gelu", [], approximate)
+def packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, gelu: Gelu | None = None) -> Tensor:
+    """The same with packed weights."""
+    after = "none" if gelu is None else "gelu"
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, after, [], gelu or "")
     return result
 
 
@@ -47,34 +46,32 @@ def is_faster(shapes: tuple[tuple[int, int], ...], threads: int) -> bool:
         rows = [torch.randn(TRIED_ROWS, width) for _, width in shapes]
         plain = [torch.randn(shape) for shape in shapes]
         packed = [torch.ops.mkldnn._reorder_linear_weight(weight) for weight in plain]
-        seconds: dict[Any, list[float]] = {F.linear: [], _packed_linear: []}
+        seconds: dict[Any, list[float]] = {linear: [], packed_linear: []}
         for _ in range(TRIED_ROUNDS):
-            for function, weights in ((F.linear, plain), (_packed_linear, packed)):
+            for function, weights in ((linear, plain), (packed_linear, packed)):
                 begun = perf_counter()
                 for table, weight in zip(rows, weights, strict=True):
                     function(table, weight, None)
                 seconds[function].append(perf_counter() - begun)
-    return median(seconds[_packed_linear]) < median(seconds[F.linear])
+    return median(seconds[packed_linear]) < median(seconds[linear])
 
 
 class Packable(TokensAlone):
     """A module some of whose weights, `packable` by name, may be packed.
 
-    `linear` and `linear_gelu` multiply with the weights as they are. While the module is moved or copied, they are
-    dense; packed ones are packed again afterwards where that can be done.
+    `linear` multiplies with the weights as they are. While the module is moved or copied, they are dense; packed ones
+    are packed again afterwards where that can be done.
     """
 
     packable: tuple[str, ...] = ()
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    linear_gelu: Callable[[Tensor, Tensor, Tensor | None, str], Tensor]
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.linear_gelu = F.linear, linear_gelu
+        self.linear = linear
 
     @property
     def is_packed(self) -> bool:
-        return self.linear is _packed_linear
+        return self.linear is packed_linear
 
     def pack(self, even_if_slower: bool) -> None:
         """Pack all packable weights if that can be done, and is tried out to be faster."""
@@ -86,7 +83,7 @@ class Packable(TokensAlone):
         for name, weight in weights.items():
             delattr(self, name)
             setattr(self, name, torch.ops.mkldnn._reorder_linear_weight(weight))
-        self.linear, self.linear_gelu = _packed_linear, _packed_linear_gelu
+        self.linear = packed_linear
 
     def __getstate__(self) -> dict[str, Any]:
         """With dense weights, as they were before they were packed."""
@@ -98,14 +95,13 @@ class Packable(TokensAlone):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.is_packed:
-            self.linear, self.linear_gelu = F.linear, linear_gelu
+            self.linear = linear
             self.pack(even_if_slower=True)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Packable":
         was_packed = self.is_packed
         if was_packed:
-            self.__dict__ = self.__getstate__()  # dense
-            self.linear, self.linear_gelu = F.linear, linear_gelu
+            self.__dict__ = {**self.__getstate__(), "linear": linear}  # dense
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if was_packed:
             self.pack(even_if_slower=True)

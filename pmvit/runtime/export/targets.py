@@ -22,6 +22,7 @@ from pmvit._system import avoid_broken_amx
 from pmvit.config.inference import Target
 from pmvit.errors import PmvitError
 from pmvit.hosts.outputs import as_tensor
+from pmvit.runtime.export.int8 import WAYS, Way, quantize_onnx, quantize_openvino
 
 Run = Callable[[Tensor], Tensor]
 OPSET = 20  # the first with Gelu, which runtimes then need not recognise in five operators
@@ -67,9 +68,12 @@ class Runtime(ABC):
         self, model: nn.Module, path: Path, images: Tensor, any_batch: bool, calibration: Sequence[Tensor], threads: int
     ) -> Run:
         """Write a model, quantise it if there are images to calibrate on, and open it."""
-        self.write(model, path, images, any_batch)
-        if calibration:
-            self.quantize(path, list(calibration))
+        if not calibration:
+            self.write(model, path, images, any_batch)
+            return self.open(path, threads)
+        exact = path.with_stem(f"{path.stem}.float")
+        self.write(model, exact, images, any_batch)
+        self.quantize(exact, path, calibration, WAYS[0])
         return self.open(path, threads)
 
     @abstractmethod
@@ -80,8 +84,8 @@ class Runtime(ABC):
     def open(self, path: Path, threads: int) -> Run:
         """Open what `write` wrote."""
 
-    def quantize(self, path: Path, batches: list[Tensor]) -> None:
-        """Quantise what `write` wrote to eight bits, in place, calibrated on images."""
+    def quantize(self, path: Path, output: Path, batches: Sequence[Tensor], way: Way) -> None:
+        """Quantise what `write` wrote to eight bits, in one of several ways, calibrated on images."""
         raise PmvitError(f"expected {' or '.join(QUANTIZING)} for int8; got {self.name}")
 
 
@@ -122,31 +126,8 @@ class Onnx(Runtime):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return lambda images: as_tensor([*map(torch.from_numpy, session.run(None, {"images": images.numpy()}))])
 
-    def quantize(self, path: Path, batches: list[Tensor]) -> None:
-        """Weights by channel, matrix products with weights only."""
-        from onnxruntime import quantization
-
-        class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # has no types
-            def __init__(self) -> None:
-                self._left = iter(batches)
-
-            def get_next(self) -> Any:
-                batch = next(self._left, None)
-                return None if batch is None else {"images": batch.numpy()}
-
-        prepared = path.with_suffix(".prepared.onnx")
-        quantization.shape_inference.quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
-        quantization.quantize_static(
-            str(prepared),
-            str(path),
-            Reader(),
-            per_channel=True,
-            activation_type=quantization.QuantType.QUInt8,
-            weight_type=quantization.QuantType.QInt8,
-            op_types_to_quantize=["MatMul", "Gemm"],
-            extra_options={"MatMulConstBOnly": True, "ActivationSymmetric": False},
-        )
-        prepared.unlink()
+    def quantize(self, path: Path, output: Path, batches: Sequence[Tensor], way: Way) -> None:
+        quantize_onnx(path, output, batches, way)
 
 
 class OpenVino(Runtime):
@@ -180,24 +161,14 @@ class OpenVino(Runtime):
 
         return run
 
-    def quantize(self, path: Path, batches: list[Tensor]) -> None:
-        """With NNCF, which knows transformers."""
+    def quantize(self, path: Path, output: Path, batches: Sequence[Tensor], way: Way) -> None:
         try:
-            import nncf
+            importlib.import_module("nncf")
         except ImportError:
             raise PmvitError(
                 "expected the package nncf to quantise for openvino; there is none: pip install 'pmvit[openvino]'"
             ) from None
-        import openvino
-
-        model, images = openvino.Core().read_model(path), nncf.Dataset([batch.numpy() for batch in batches])
-        kind = nncf.ModelType.TRANSFORMER
-        quantized = nncf.quantize(model, images, model_type=kind, subset_size=len(batches))
-        del model
-        temporary = path.with_name(f"int8_{path.name}")
-        openvino.save_model(quantized, temporary, compress_to_fp16=False)
-        temporary.replace(path)
-        temporary.with_suffix(".bin").replace(path.with_suffix(".bin"))
+        quantize_openvino(path, output, batches, way)
 
 
 class TorchExport(Runtime):
@@ -304,10 +275,14 @@ def output_names(count: int) -> list[str]:
     return ["logits"] if count == 1 else [f"features_{number}" for number in range(count)]
 
 
-def first_line(error: Exception, most: int = 120) -> str:
-    """What went wrong, on one line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text[:most]}"
+def reason(error: Exception, most: int = 300) -> str:
+    """What went wrong, on one line: how it begins and, as converters say what it was at the end, its last lines."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    first, last = " ".join(lines[:1]), " ".join(lines[1:])
+    text = first if len(first) <= most else f"{first[:most]} ..."
+    if last:
+        text = f"{text[: most // 3]} ... {last[-most:]}" if len(text) + len(last) > most else f"{text} {last}"
+    return f"{type(error).__name__}: {text}"
 
 
 RUNTIMES: dict[str, Runtime] = {

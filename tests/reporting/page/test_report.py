@@ -1,5 +1,6 @@
 """What a report says, and where it has it from."""
 
+import copy
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -15,14 +16,16 @@ import pmvit
 from pmvit.cli import app
 from pmvit.data.demo import CLASSES, demo_model
 from pmvit.errors import PmvitError
+from pmvit.numbers.tables import format_number
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.page import measurements
 from pmvit.reporting.page.sections import speed_table
 from pmvit.reporting.pictures.charts import Series, line_chart
-from pmvit.saving.commands import read_commands, remember_command
+from pmvit.saving.commands import read_commands, record_commands, running_command
 from pmvit.training.metrics import curves
-from tests.helpers import small_plan, small_vit, tome
+from tests.helpers import QUIET, Batches, compressed, pmvit_here, small_plan, small_vit, tome
 from tests.reporting.pages import save_demo
+from tests.runtime.split_plans import COUNTS, split_plan
 from tests.swins import small_swin
 
 
@@ -54,7 +57,15 @@ def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     top1 = next(one for one in stored["evaluation"]["measures"] if one["name"] == "top1")
     assert f"{100 * top1['compressed'][0]:.1f} %" in section(page, "summary")
     assert f"{100 * top1['compressed'][1]:.1f} – {100 * top1['compressed'][2]:.1f}" in section(page, "accuracy")
-    ratio = stored["speed"]["rows"][-1]["speedup"]
+    last = stored["speed"]["rows"][-1]
+    ratio = last["speedup"]
+    if last["memory"] is not None:  # Linux says
+        assert f"<td>{format_number(last['memory'], ',.0f')} MB</td>" in section(page, "speed")
+    losses = stored["evaluation"]["classes"]
+    assert sum(one["images"] for one in losses) == 40
+    assert losses[0]["name"] in section(page, "accuracy")
+    assert section(page, "accuracy").count("<img") == len(stored["apart"]) > 0
+    assert f"<div>{stored['apart'][0]['lines'][1]}</div>" in section(page, "accuracy")
     assert f"{ratio[1]:.2f} – {ratio[2]:.2f}" in section(page, "speed")
     plan = pmvit.Plan.load(folder / "plan.json")
     for index, layer in plan.layers.items():
@@ -118,6 +129,42 @@ def test_other_methods_have_no_blocks_to_show_and_files_are_checked(tmp_path: Pa
         pmvit.report(tmp_path / "plain", output)
 
 
+def test_tokens_of_mlps_are_those_of_the_command_line(tmp_path: Path) -> None:
+    model = small_vit(depth=5)
+    plan = split_plan()
+    pmvit.save(pmvit.compress(model, plan), tmp_path / "out")
+    page = pmvit.report(tmp_path / "out", tmp_path / "report.html", progress=False).read_text(encoding="utf-8")
+    found = re.findall(r'<tr><th scope="row">(\d+)</th>.*?</svg></td>(.*?)</tr>', section(page, "budget"))
+    shown = [[number, *re.findall(r"<td>(.*?)</td>", cells)] for number, cells in found]
+    printed = [line.split() for line in pmvit_here("info", tmp_path / "out").stdout.splitlines() if "%" in line][:5]
+    assert [[cell.replace(" %", "%") for cell in row] for row in shown] == printed
+    assert [int(row[2]) for row in shown] == [mlp for _, mlp in COUNTS]
+    assert '<th scope="col">in the MLP</th>' in section(page, "budget")
+
+
+def test_a_calibrated_model_is_not_called_fine_tuned(tmp_path: Path, small_batches: Batches) -> None:
+    small = compressed()
+    images = [images for images, _ in small_batches]
+    for distill, word in ((False, "biases"), (True, "distilled")):
+        tuned = pmvit.calibrate(
+            copy.deepcopy(small), images, output=tmp_path / word, distill=distill, epochs=1, progress=False, workers=0
+        )
+        assert tuned.steps == (3 if distill else 0)
+        page = pmvit.report(tmp_path / word, tmp_path / "report.html", progress=False).read_text(encoding="utf-8")
+        assert "Compressed by Prune and Merge and calibrated:" in page
+        assert "and fine-tuned" not in page
+        assert ("Calibration: settings" in page) == distill
+        assert ("It is calibrated, and there is no record of how" in section(page, "learning")) != distill
+        card = (tmp_path / word / "README.md").read_text(encoding="utf-8")
+        assert ", compressed and calibrated" in card
+        assert '"calibrate"' in card
+        assert '"finetune"' not in card
+    both = pmvit.load(tmp_path / "distilled")
+    pmvit.finetune(both, train=small_batches, output=tmp_path / "both", epochs=1, **QUIET)
+    page = pmvit.report(tmp_path / "both", tmp_path / "report.html", progress=False).read_text(encoding="utf-8")
+    assert "Compressed by Prune and Merge and calibrated and fine-tuned:" in page
+
+
 def test_what_a_model_is_compared_with_is_said(tmp_path: Path) -> None:
     model = demo_model()
     small: Any = pmvit.compress(model, small_plan(model))
@@ -157,11 +204,19 @@ def test_class_names_are_recorded_and_not_guessed(tmp_path: Path) -> None:
 
 def test_commands_are_remembered_with_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["pmvit", "compress", "vit", "--data", "my images"])
-    remember_command(tmp_path / "out")
+    with running_command(after=Path("vit")):
+        record_commands(tmp_path / "out")
     monkeypatch.setattr("sys.argv", ["pmvit", "finetune", "out"])
-    remember_command(tmp_path / "tuned", after=tmp_path / "out")
+    with running_command(after=tmp_path / "out"):
+        record_commands(tmp_path / "tuned")
+    monkeypatch.setattr("sys.argv", ["pmvit", "finetune", "--resume", "tuned"])
+    with running_command(after=tmp_path / "tuned"):
+        for _ in range(3):  # a run saves more than once
+            record_commands(tmp_path / "tuned")
     commands = [one["command"] for one in read_commands(tmp_path / "tuned")]
-    assert commands == ["pmvit compress vit --data 'my images'", "pmvit finetune out"]
+    assert commands == ["pmvit compress vit --data 'my images'", "pmvit finetune out", "pmvit finetune --resume tuned"]
+    record_commands(tmp_path / "tuned")
+    assert read_commands(tmp_path / "tuned") == []  # made from Python now
     (tmp_path / "out" / "commands.json").write_text("[]")
     with pytest.raises(PmvitError, match="commands"):
         read_commands(tmp_path / "out")

@@ -5,23 +5,28 @@ import io
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import pmvit
 from pmvit.errors import PmvitError
 from pmvit.reporting.saved_model import SavedModel
+from pmvit.reporting.serve import server as serving
 from pmvit.reporting.serve.server import MOST_WAITING, Server
 from pmvit.reporting.serve.trial import Trial
 from pmvit.reporting.serve.uploads import Limits, RefusedError, read_upload
@@ -125,6 +130,100 @@ def test_several_users_at_once_each_get_their_own_answer(server: Server) -> None
     finally:
         for _ in taken:
             server.waiting.release()
+
+
+def send(server: Server, *parts: bytes, pause: float = 0.0) -> bytes:
+    """What a connection answers to bytes that come in parts, until it is closed."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
+        with suppress(OSError):
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause)
+        answer = b""
+        with suppress(OSError):
+            while part := connection.recv(1 << 16):
+                answer += part
+    return answer
+
+
+def begun(server: Server, *lines: str) -> bytes:
+    """The head of a request that sends an image."""
+    return "\r\n".join(["POST /predict HTTP/1.1", f"Host: 127.0.0.1:{server.server_port}", *lines, "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ([f"Content-Length: {'9' * 5000}"], 400),
+        (["Content-Length: -5"], 400),
+        (["Content-Length: 5e3"], 400),
+        (["Content-Length: +7"], 400),
+        (["Content-Length: 7", "Content-Length: 8"], 400),
+        ([], 411),
+        (["Transfer-Encoding: chunked"], 411),
+        (["Content-Length: 7", "Transfer-Encoding: chunked"], 411),
+    ],
+)
+def test_a_length_that_is_none_is_refused(server: Server, lines: list[str], status: int) -> None:
+    answer = send(server, begun(server, *lines))
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b'{"error": "The length of the file' in answer
+
+
+def test_what_is_no_request_is_answered_like_the_others(server: Server) -> None:
+    for request, status in ((b"nonsense\r\n\r\n", b"400"), (b"BREW / HTTP/1.1\r\n\r\n", b"501")):
+        answer = send(server, request)
+        assert status in answer.partition(b"\r\n")[0]
+        assert b"Content-Security-Policy" in answer
+        assert answer.rstrip().endswith(b"}")
+
+
+def test_slow_requests_end_in_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SECONDS_TO_SEND", 0.6)
+    drops = [b"x"] * 30  # each of them in time, all of them not
+    start = time.monotonic()
+    answer = send(server, begun(server, "Content-Length: 1000"), *drops, pause=0.1)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert send(server, b"POST /pre", *drops, pause=0.1) == b""  # not even the head of a request: the end
+    assert time.monotonic() - start < 15
+    assert send(server, begun(server, "Content-Length: 1000") + b"x" * 10, pause=0.0).startswith(b"HTTP/1.1 408 ")
+
+
+def test_one_image_at_a_time_is_unpacked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, most = threading.BoundedSemaphore(1), []
+
+    def watched(content: bytes, limits: Limits) -> Image.Image:
+        alone = at_once.acquire(blocking=False)
+        most.append(alone)
+        time.sleep(0.05)
+        try:
+            return read_upload(content, limits)
+        finally:
+            if alone:
+                at_once.release()
+
+    monkeypatch.setattr(serving, "read_upload", watched)
+    with ThreadPoolExecutor(6) as users:
+        found = list(users.map(lambda _: ask(server, "POST", "/predict", png())[0], range(6)))
+    assert (found, most) == ([200] * 6, [True] * 6)
+
+
+def test_whoever_goes_away_leaves_no_traceback(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    reset = struct.pack("ii", 1, 0)  # the connection is reset, not ended
+    for request in (begun(server, "Content-Length: 1000"), begun(server, f"Content-Length: {len(png())}") + png()):
+        for content in (request, request[: len(request) // 2]):
+            with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+                connection.sendall(content)
+    assert ask(server, "POST", "/predict", png())[0] == 200
+    time.sleep(0.3)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_sixteen_bits_are_scaled() -> None:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((8, 8), 128 * 257, np.uint16)).save(stream, "PNG")
+    assert read_upload(stream.getvalue(), Limits()).getpixel((0, 0)) == (128, 128, 128)
 
 
 def test_a_taken_port_and_a_sideways_photograph(server: Server, tmp_path: Path) -> None:

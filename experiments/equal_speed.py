@@ -1,0 +1,164 @@
+"""What is kept at equal measured speed: adaptive plans, fixed ones and ToMe, nothing tuned.
+
+    python -m experiments.equal_speed
+
+Speed is measured here, on DeiT-Tiny, all methods of a budget taking turns with the original in one run: so on a machine
+that does nothing else. ViT-Tiny is the same architecture. What is kept comes from the rows of `adaptive` and
+`measured_planner`, so run these first. Rows go to `equal_speed.json`, tables to `equal_speed.md`, curves to
+`equal_speed.png`.
+"""
+
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pmvit
+from experiments import adaptive, measured_planner
+from experiments.adaptive import ADAPTIVE, FIXED, SHARES, WithAdaptive
+from experiments.common import Row, Rows, Settings, interval, read_rows, run
+from experiments.measured_planner import TOME
+from experiments.paired import lost, numbers
+from experiments.without_tuning import MODELS
+from pmvit.files import write_atomically
+from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.tables import format_number, markdown_table
+
+NAME = Path(__file__).stem
+IMAGES = 2000  # of the rows that say what is kept
+METHODS = (ADAPTIVE, TOME, FIXED)
+PLACES = (("onnxruntime", 1, 40), ("eager", 16, 12))  # runtime, batch and rounds
+SPEEDS = (1.2, 1.4, 1.6)
+TITLES = {"vit_tiny_patch16_224": "ViT-Tiny", "deit_tiny_patch16_224": "DeiT-Tiny"}
+
+
+class Subject:
+    """DeiT-Tiny, and what the methods make of it."""
+
+    @cached_property
+    def candidates(self) -> WithAdaptive:
+        return WithAdaptive("deit_tiny_patch16_224", IMAGES)
+
+    def speeds(self, share: float, runtime: str, batch: int, rounds: int) -> Row:
+        """Times as fast as the original, by method."""
+        against: dict[str, Any] = {"original": self.candidates.model}
+        for method in METHODS:
+            small = self.candidates.make(method, share)
+            against[method] = small if method == TOME else partial(_optimised, small)
+        result = pmvit.benchmark(
+            self.candidates.make(ADAPTIVE, share), against=against, runtimes=[runtime], batches=[batch], rounds=rounds
+        )
+        return {row.variant: row.speedup for row in result.rows if row.variant != "original"}
+
+
+def _optimised(small: nn.Module, target: Any) -> nn.Module:
+    return pmvit.optimize_for_inference(small, target=target)
+
+
+def measure(rows: Rows, settings: Settings) -> None:
+    subject = Subject()
+    for share in SHARES:
+        for runtime, batch, rounds in PLACES:
+            key = {"share": share, "runtime": runtime, "batch": batch}
+            rows.add(key, partial(subject.speeds, share, runtime, batch, rounds))
+
+
+def kept(model: str) -> dict[tuple[float, str], Row]:
+    """What each method keeps of a model at each budget."""
+    rows = [*read_rows(adaptive.RESULTS), *read_rows(measured_planner.RESULTS)]
+    return {(row["key"][1], row["key"][2]): row for row in rows if row["key"][0] == model and row["key"][3] == IMAGES}
+
+
+def curve(rows: list[Row], model: str, method: str, runtime: str) -> list[tuple[Estimate, Tensor, Tensor]]:
+    """Speed, points lost and KL, image by image, from the original on to the fastest."""
+    of_model = kept(model)
+    points = []
+    for row in rows:
+        found = of_model.get((row["key"]["share"], method))
+        if row["key"]["runtime"] == runtime and found is not None and row.get(method) is not None:
+            points.append((Estimate(*row[method]), lost(found), numbers(found, "kl")))
+    nothing = torch.zeros(IMAGES, dtype=torch.float64)
+    return sorted([(Estimate(1.0, 1.0, 1.0), nothing, nothing), *points], key=lambda point: point[0].value)
+
+
+def at(points: list[tuple[Estimate, Tensor, Tensor]], speed: float) -> tuple[Tensor, Tensor] | None:
+    """Points lost and KL at a speed, on the straight line between the two budgets next to it; `None` beyond them."""
+    for (slow, *low), (fast, *high) in pairwise(points):
+        if slow.value <= speed <= fast.value:
+            part = (speed - slow.value) / (fast.value - slow.value)
+            first, second = (before + part * (after - before) for before, after in zip(low, high, strict=True))
+            return first, second
+    return None
+
+
+def markdown(rows: list[Row]) -> str:
+    """The tables, from the measured rows alone."""
+    parts = [
+        "# What is kept at equal speed, without fine-tuning",
+        "`python -m experiments.equal_speed` made this page. Speed is times as fast as the original in the same "
+        "runtime, measured in turns on two CPU threads; what is lost lies on straight lines between four budgets, of "
+        "which the fastest may be slower than a speed: then there is no number. On "
+        f"{IMAGES:,} images of ImageNet's validation set, in brackets 95 % intervals from resampling them.",
+        f"![Points lost over speed]({NAME}.png)",
+    ]
+    for model in MODELS:
+        original = next(iter(kept(model).values()))
+        cells = []
+        for runtime, batch, _ in PLACES:
+            for speed in SPEEDS:
+                for method in METHODS:
+                    found = at(curve(rows, model, method, runtime), speed)
+                    line = [f"{runtime}, batch {batch}", f"{format_number(speed, '.1f')}x", method]
+                    line += (
+                        ["-", "-"]
+                        if found is None
+                        else [interval(found[0]).text(".1f"), interval(found[1]).text(".4f")]
+                    )
+                    cells.append(line)
+        parts += [f"## {model}: original {format_number(float(numbers(original, 'original').mean()), '.1%')}"]
+        parts += [markdown_table(["runtime", "speed", "method", "points lost", "KL"], cells)]
+    parts += ["## Speeds", "Times as fast as the original, at each share of the blocks' FLOPs."]
+    speeds = [
+        [f"{row['key']['runtime']}, batch {row['key']['batch']}", str(row["key"]["share"])]
+        + [f"{Estimate(*row[method]).text('.2f')}" if row.get(method) else "-" for method in METHODS]
+        for row in rows
+    ]
+    parts += [markdown_table(["runtime", "share", *METHODS], speeds)]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Points lost over speed, for both models and places."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = figure.subplots(1, len(PLACES), sharey=True)
+    for (runtime, batch, _), axis in zip(PLACES, axes, strict=True):
+        for model, style in zip(MODELS, ("-", "--"), strict=True):
+            for method, colour in zip(METHODS, ("#1f6fb4", "#d9822b", "#7a7a7a"), strict=True):
+                points = curve(rows, model, method, runtime)
+                values = [interval(points_lost) for _, points_lost, _ in points]
+                middle = [estimate.value for estimate in values]
+                errors = [
+                    [estimate.value - estimate.low for estimate in values],
+                    [estimate.high - estimate.value for estimate in values],
+                ]
+                label = f"{method.partition(' (')[0]}, {TITLES[model]}"
+                axis.errorbar(
+                    [speed.value for speed, _, _ in points], middle, errors,
+                    fmt=style, color=colour, marker="o", markersize=4, capsize=2, label=label,
+                )  # fmt: skip
+        axis.set(xlabel="times as fast as the original", title=f"{runtime}, batch {batch}")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("points of top-1 lost, untuned")
+    axes[0].invert_yaxis()
+    axes[0].legend(fontsize=8, loc="lower left")
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=150))
+
+
+if __name__ == "__main__":
+    run(NAME, measure, markdown)
+    draw(read_rows(Path(__file__).with_suffix(".json")), Path(__file__).with_suffix(".png"))

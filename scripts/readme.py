@@ -1,0 +1,142 @@
+"""The tables of results in the README, from what experiments and benchmarks measured: ToMe beside every budget of ours.
+
+    python -m scripts.results
+
+writes them anew. Nothing in them is typed by hand, and each budget is named by its GFLOPs, as the commands name it.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pmvit.errors import PmvitError
+from pmvit.numbers.tables import format_number, markdown_table
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "README.md"
+START, END = "<!-- made by python -m scripts.results -->\n", "<!-- until here -->\n"
+MODELS = {"DeiT-Tiny": "deit_tiny_patch16_224", "ViT-Tiny": "vit_tiny_patch16_224"}
+SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks: what experiments call their budgets
+RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "eager": "eager"}
+TOME = "ToMe (depends on the image)"
+Row = dict[str, Any]
+
+
+def tables(root: Path = ROOT) -> str:
+    """Quality and speed, each beside ToMe's."""
+    quality = markdown_table(
+        ("", "GFLOPs", "ours", "ToMe", "its GFLOPs", "original", "how to measure it"),
+        [*_classification(root), _segmentation(root)],
+    )
+    speed = markdown_table(
+        ("times as fast", "GFLOPs", "ours", "ToMe", "its GFLOPs", "how to measure it"), list(_speeds(root))
+    )
+    return f"{quality}\n\n{speed}\n"
+
+
+def filled(text: str, root: Path = ROOT) -> str:
+    """The text of the README with its tables as they have to be."""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise PmvitError(f"expected the lines {START.strip()} and {END.strip()} in the README; one is missing")
+    return f"{before}{START}\n{tables(root)}\n{END}{after}"
+
+
+def _classification(root: Path) -> Iterable[Sequence[str]]:
+    planned, adaptive, calibrated = (
+        _by_key(root, f"experiments/{name}.json") for name in ("measured_planner", "adaptive", "calibration")
+    )
+    kinds = {
+        "not tuned": ("measured_planner", planned, "measured", "measured"),
+        "not tuned, **adaptive** plan": ("adaptive", adaptive, "adaptive", "adaptive"),
+        "calibrated: 4 CPU minutes, no labels": ("calibration", calibrated, "before", "calibrated"),
+    }
+    for kind, (name, rows, costing, judged) in kinds.items():
+        for title, model in MODELS.items():
+            costs, ours = ([rows[model, share, stage] for share in SHARES] for stage in (costing, judged))
+            theirs = [planned[model, share, TOME] for share in SHARES]
+            yield (
+                f"{title}, ImageNet, {kind}",
+                _list(row["gflops"] for row in costs),
+                f"{_list(map(_top1, ours), '.1f')} top-1",
+                _list(map(_top1, theirs), ".1f"),
+                _list(row["gflops"] for row in theirs),
+                f"1.25, {format_number(100 * _share(ours[0]['original']), '.1f')}",
+                _made_by(f"experiments.{name}"),
+            )
+
+
+def _segmentation(root: Path) -> Sequence[str]:
+    rows = _read(root, "experiments/pets_masks.json")
+    ours, theirs = (
+        [row for row in rows if (row["name"], row["stage"]) == (name, "tuned")] for name in ("prune and merge", "tome")
+    )
+    (original,) = [row for row in rows if row["name"] == "original"]
+    return (
+        "Segmenter on ViT-Tiny, Pets masks, both tuned for 1 epoch",
+        _list(row["gflops"] for row in ours),
+        f"{_list((100 * row['miou'] for row in ours), '.1f')} mIoU",
+        _list((100 * row["miou"] for row in theirs), ".1f"),
+        _list(row["gflops"] for row in theirs),
+        f"{format_number(original['gflops'], '.2f')}, {format_number(100 * original['miou'], '.1f')}",
+        _made_by("experiments.pets_masks"),
+    )
+
+
+def _speeds(root: Path) -> Iterable[Sequence[str]]:
+    """Every runtime; ToMe's of another run where ours has none, at its own GFLOPs."""
+    fixed = [row for row in _read(root, "benchmarks/deployment.json")["rows"] if row.get("keep") == 0.6]
+    adaptive = _read(root, "benchmarks/adaptive_speed.json")["rows"]
+    kinds = {"fixed plan": ("benchmarks.deployment", fixed), "adaptive plan": ("benchmarks.adaptive_speed", adaptive)}
+    for batch in (1, 16):
+        for kind, (module, rows) in kinds.items():
+            ours = [_speed(rows, "optimized", runtime, batch) for runtime in RUNTIMES]
+            theirs = [_speed(adaptive, "tome", runtime, batch) for runtime in RUNTIMES]
+            cost = _speed(rows, "compressed", "eager", batch)["gflops"]
+            yield (
+                f"DeiT-Small (4.60 GFLOPs), {kind}, batch {batch}",
+                format_number(cost, ".2f"),
+                _named(ours),
+                _named(theirs),
+                format_number(theirs[0]["gflops"], ".2f"),
+                _made_by(module),
+            )
+
+
+def _speed(rows: list[Row], variant: str, runtime: str, batch: int) -> Row:
+    wanted = ("DeiT-Small", variant, runtime, batch)
+    found = [row for row in rows if (row["model"], row["variant"], row["runtime"], row["batch"]) == wanted]
+    return found[0]  # of several runs the main one comes first
+
+
+def _named(rows: list[Row]) -> str:
+    return ", ".join(f"{RUNTIMES[row['runtime']]} {format_number(row['speedup'][0], '.2f')}x" for row in rows)
+
+
+def _read(root: Path, path: str) -> Any:
+    return json.loads((root / path).read_text(encoding="utf-8"))
+
+
+def _by_key(root: Path, path: str) -> dict[tuple[str, float, str], Row]:
+    """Rows by model, share of the blocks' FLOPs, and kind."""
+    return {(row["key"][0], row["key"][1], row["key"][2]): row for row in _read(root, path)}
+
+
+def _top1(row: Row) -> float:
+    return 100 * _share(row["correct"])
+
+
+def _share(judged: str) -> float:
+    """Of images that are right, each a 1 or a 0."""
+    return judged.count("1") / len(judged)
+
+
+def _list(values: Iterable[float], form: str = ".2f") -> str:
+    return " / ".join(format_number(value, form) for value in values)
+
+
+def _made_by(module: str) -> str:
+    page = f"{module.replace('.', '/')}.md"
+    return f"`python -m {module}` ([page]({page}))"
