@@ -46,12 +46,16 @@ class Screen:
         return Terminal(markup=False, highlight=False)
 
     def print(self, thing: "RenderableType", *, soft_wrap: bool = False) -> None:
+        """Print something; in a file, where there is no edge to break it at, a sentence stays one line."""
         if not (self.is_quiet or self.is_json):
-            self.rich.print(thing, soft_wrap=soft_wrap)
+            self.rich.print(thing, soft_wrap=soft_wrap or self._is_line(thing))
 
     def warn(self, text: str) -> None:
         if not self.is_quiet:
-            self.rich.print(text, style="yellow")
+            self.rich.print(text, style="yellow", soft_wrap=self._is_line(text))
+
+    def _is_line(self, thing: "RenderableType") -> bool:
+        return isinstance(thing, str) and not self.rich.is_terminal
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> None:
         """Print a table with no title or number cut: one line a row in a file, in parts on a screen that is narrow.

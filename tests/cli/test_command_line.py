@@ -196,6 +196,16 @@ def test_a_table_loses_no_title_and_no_digit(monkeypatch: pytest.MonkeyPatch, is
         assert len(lines) == 2 + len(rows)
 
 
+def test_a_sentence_in_a_file_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    sentence = "many words " * 12
+    with redirect_stdout(io.StringIO()) as said:
+        screen = Screen()
+        screen.print(sentence)
+        screen.warn(sentence)
+    assert said.getvalue().splitlines() == [sentence, sentence]
+
+
 def test_saved_models_are_completed_beside_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deit_small").mkdir()
