@@ -131,6 +131,12 @@ def places_after(choice: Choice, num_prefix: int) -> Tensor:
     return torch.cat([prefix, after + num_prefix], dim=1)
 
 
+def centres_after(choice: Choice, centres: Tensor, num_prefix: int) -> Tensor:
+    """The token that stands for each group after a round, (batch, groups), prefix tokens included: that of B."""
+    left = torch.cat([choice.stays, choice.others], dim=1) + num_prefix
+    return torch.cat([centres[:, :num_prefix], centres.gather(1, left)], dim=1)
+
+
 class MergeRound(nn.Module):
     """Merges r of the patch tokens, at most half of them.
 
@@ -243,7 +249,8 @@ class AdaptiveBlock(WrappedBlock):
         if self.step is not None:
             merged, sizes, choices = self.step(merged, sizes)
             for choice in choices:
-                groups, centres = self._follow(choice, groups, centres)
+                groups = places_after(choice, self.num_prefix).gather(1, groups)
+                centres = centres_after(choice, centres, self.num_prefix)
         of_groups = self._groups(sizes, centres)
         named = named_arguments(self.argument_names, positional, arguments)
         self.channel.run_on(of_groups)
@@ -272,12 +279,6 @@ class AdaptiveBlock(WrappedBlock):
             members = (flow.groups[:, None] == torch.arange(merged.shape[1], device=tokens.device)[:, None]).to(tokens)
             merged = merged + members @ (tokens - flow.tokens) / members.sum(-1, keepdim=True)
         return merged, flow.sizes, flow.groups, flow.centres
-
-    def _follow(self, choice: Choice, groups: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-        """Groups and centres after a round of the step."""
-        left = torch.cat([choice.stays, choice.others], dim=1) + self.num_prefix
-        centres = torch.cat([centres[:, : self.num_prefix], centres.gather(1, left)], dim=1)
-        return places_after(choice, self.num_prefix).gather(1, groups), centres
 
     def _groups(self, sizes: Tensor | None, centres: Tensor) -> Groups:
         log_sizes = None if sizes is None or not self.size_weight else sizes[..., 0].log() * self.size_weight

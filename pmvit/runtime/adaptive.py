@@ -9,13 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pmvit.adaptive import AdaptiveBlock, MergeStep, places_after, take
+from pmvit.adaptive import AdaptiveBlock, MergeStep, centres_after, places_after, take
 from pmvit.config import InferenceConfig
 from pmvit.hosts import Host
+from pmvit.hosts.groups import bias_at_centres
 from pmvit.hosts.parts import PlainParts
 from pmvit.merged_mlp import MeanOfPatches, mlp_matrices_of
 from pmvit.runtime.blocks.arguments import arguments_of
 from pmvit.runtime.blocks.build import inference_block
+from pmvit.runtime.blocks.fold import Tables, Turn, sum_of
 
 
 class Carried(NamedTuple):
@@ -26,12 +28,37 @@ class Carried(NamedTuple):
         sizes: How many tokens each stands for, `None` before the first step.
         bias: What sizes add to attention scores, (batch, 1, 1 or tokens, tokens).
         undo: For every round so far, if all tokens are to come back: where each token went, and what set it apart.
+        centres: The token that stands for each, (batch, tokens), if blocks have to know where it is.
     """
 
     tokens: Tensor
     sizes: Tensor | None = None
     bias: Tensor | None = None
     undo: tuple[tuple[Tensor, Tensor], ...] = ()
+    centres: Tensor | None = None
+
+
+class Positions(nn.Module):
+    """What a block holds for the positions of all tokens, given out for the groups of each image.
+
+    Args:
+        parts: Of the block.
+        num_tokens: Of the model, prefix tokens included.
+    """
+
+    bias: Tensor | None
+
+    def __init__(self, parts: PlainParts, num_tokens: int) -> None:
+        super().__init__()
+        like = parts.projection.weight
+        bias = None if parts.bias is None else parts.bias.detach().to(like)
+        self.register_buffer("bias", bias, persistent=False)
+        self.turn = None if parts.rotary is None else Turn(parts.rotary, num_tokens, like)
+
+    def forward(self, centres: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tables | None]:
+        """What is added to attention scores, sizes (`bias`) included, and by what queries and keys are turned."""
+        turn = None if self.turn is None else self.turn.at_centres(centres)
+        return sum_of(bias_at_centres(self.bias, centres), bias), turn
 
 
 class AdaptiveStage(nn.Module):
@@ -45,6 +72,8 @@ class AdaptiveStage(nn.Module):
         is_last: Give out tokens alone.
         gives_all: All tokens come back in the end.
         full_bias: Write what sizes add out for every query, which costs fused attention in eager PyTorch less.
+        positions: What the block holds for the positions of tokens, if anything.
+        keeps_centres: This block or a later one asks for them.
     """
 
     def __init__(
@@ -57,51 +86,59 @@ class AdaptiveStage(nn.Module):
         is_last: bool,
         gives_all: bool,
         full_bias: bool,
+        positions: Positions | None,
+        keeps_centres: bool,
     ) -> None:
         super().__init__()
-        self.step, self.block = step, block
+        self.step, self.block, self.positions, self.keeps_centres = step, block, positions, keeps_centres
         self.mean: MeanOfPatches | None = None if mlp is None else mlp[0]
         self.mlp: nn.Module | None = None if mlp is None else mlp[1]
         self.size_weight, self.is_last, self.gives_all, self.full_bias = size_weight, is_last, gives_all, full_bias
 
     def forward(self, given: Tensor | Carried, *positional: object, **arguments: object) -> Tensor | Carried:
-        tokens, sizes, bias, undo = given if isinstance(given, Carried) else Carried(given)
-        if self.step is not None:
-            tokens, sizes, bias, undo = self._merge(tokens, sizes, undo)
-        tokens = self.block(tokens, *positional, image_bias=bias, **arguments)
+        carried = given if isinstance(given, Carried) else Carried(given)
+        tokens, sizes, bias, undo, centres = carried if self.step is None else self._merge(carried)
+        image_bias, image_turn = bias, None
+        if self.positions is not None and centres is not None:
+            image_bias, image_turn = self.positions(centres, bias)
+        tokens = self.block(tokens, *positional, image_bias=image_bias, image_turn=image_turn, **arguments)
         if self.mean is not None and self.mlp is not None:
             merged = self.mean.merge_tokens(tokens)
             tokens = tokens + self.mean.reconstruct_tokens(self.mlp(merged) - merged)
         if not self.is_last:
-            return Carried(tokens, sizes, bias, undo)
+            return Carried(tokens, sizes, bias, undo, centres)
         for places, difference in reversed(undo):
             tokens = take(tokens, places) + difference
         return tokens
 
-    def _merge(self, tokens: Tensor, sizes: Tensor | None, undo: tuple[tuple[Tensor, Tensor], ...]) -> Carried:
+    def _merge(self, carried: Carried) -> Carried:
         step = self.step
         if step is None:
             raise TypeError("expected a stage with a step")
-        before = tokens
-        tokens, sizes, choices = step(tokens, sizes)
+        before, sizes, _, undo, centres = carried
+        tokens, sizes, choices = step(before, sizes)
+        if self.keeps_centres:
+            if centres is None:
+                centres = torch.arange(before.shape[1], device=before.device).expand(before.shape[0], -1)
+            for choice in choices:
+                centres = centres_after(choice, centres, step.num_prefix)
         if self.gives_all:
             places = places_after(choices[0], step.num_prefix)
             for choice in choices[1:]:
                 places = places_after(choice, step.num_prefix).gather(1, places)
             undo = (*undo, (places, before - take(tokens, places)))
         if sizes is None or not self.size_weight:
-            return Carried(tokens, sizes, None, undo)
+            return Carried(tokens, sizes, None, undo, centres)
         bias = sizes.log().mul(self.size_weight).transpose(1, 2)[:, None]
         if self.full_bias:
             bias = bias.expand(-1, -1, tokens.shape[1], -1).contiguous()
-        return Carried(tokens, sizes, bias, undo)
+        return Carried(tokens, sizes, bias, undo, centres)
 
 
 def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig) -> bool:
     """Rewrite a model with an adaptive plan, if all its blocks are plain and in one run; return whether they are.
 
-    Models with rotary or relative positions, which groups have others of in every image, and feature pyramids stay as
-    they are. There is nothing to fuse here, and no form to choose: what merges is not a matrix.
+    Feature pyramids stay as they are. There is nothing to fuse here, and no form to choose: what merges is no matrix.
     """
     spans, num_read, _ = host.reading()
     if len(spans) > 1 or not config.rewrite:
@@ -114,11 +151,12 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
     steps = {name: block.step for name, block in blocks.items() if isinstance(block, AdaptiveBlock)}
     for name in names:
         parts = host.plain_parts(inside[name], arguments[name].at_centres)
-        if parts is None or (name in steps and (parts.rotary is not None or parts.bias is not None)):
+        if parts is None:
             return False
         plain[name] = parts
     num_read = num_read if config.tokens == "head" else None
     size_weight = next((block.size_weight for block in blocks.values() if isinstance(block, AdaptiveBlock)), 0.0)
+    located = [name for name in steps if plain[name].rotary is not None or plain[name].bias is not None]
     for name in names:
         step = steps.get(name)
         if step is not None:
@@ -131,8 +169,11 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
         if isinstance(mean, MeanOfPatches) and num_read is None:  # all get what the compressed model gives
             left = mean.num_prefix + mean.num_groups
             mlp = mean, inference_block(plain[name], order[:left], left, config.target, False, "mlp")
+        positions, parts = None, plain[name]
+        if name in located:
+            positions, parts = Positions(parts, host.layout.num_tokens), parts._replace(bias=None)
         block = inference_block(
-            plain[name], order, num_outputs, config.target, inplace, None if mlp is None else "attention", given
+            parts, order, num_outputs, config.target, inplace, None if mlp is None else "attention", given
         )
         stage = AdaptiveStage(
             step,
@@ -142,6 +183,8 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
             is_last=is_last,
             gives_all=num_read is None,
             full_bias=config.target == "eager",
+            positions=positions,
+            keeps_centres=any(names.index(each) >= names.index(name) for each in located),
         )
         model.set_submodule(name, stage)
     return True

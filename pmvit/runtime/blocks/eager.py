@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pmvit.hosts.parts import PlainMlp, PlainParts
 from pmvit.runtime.blocks.arguments import Half
-from pmvit.runtime.blocks.fold import Turn, fused_qkv, scaled, scaled_mlp, sum_of
+from pmvit.runtime.blocks.fold import Tables, Turn, fused_qkv, scaled, scaled_mlp, sum_of
 from pmvit.runtime.blocks.packed import Packable
 
 
@@ -71,26 +71,33 @@ class FlatBlock(Packable):
             self.activation, self.gelu = mlp.activation, mlp.gelu
             self.packable += ("expand_weight", "contract_weight")
 
-    def forward(self, tokens: Tensor, *positional: object, image_bias: Tensor | None = None, **named: object) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        *positional: object,
+        image_bias: Tensor | None = None,
+        image_turn: Tables | None = None,
+        **named: object,
+    ) -> Tensor:
         if positional or named:
             self.check(tokens, positional, named)
         if not (self.inplace and tokens.is_contiguous()):
             tokens = tokens.clone(memory_format=torch.contiguous_format)
         rows = tokens.view(-1, *self.width)
         if self.attends:
-            self._add_attention(rows, image_bias)
+            self._add_attention(rows, image_bias, image_turn)
         if self.has_mlp:
             self._add_mlp(rows)
         return tokens
 
-    def _add_attention(self, rows: Tensor, image_bias: Tensor | None) -> None:
+    def _add_attention(self, rows: Tensor, image_bias: Tensor | None, image_turn: Tables | None) -> None:
         normed = torch.layer_norm(rows, self.width, self.norm1_weight, self.norm1_bias, self.epsilons[0])
         qkv = self.linear(normed, self.qkv_weight, self.qkv_bias).view(-1, self.num_tokens, 3, *self.heads)
         qkv = qkv.permute(2, 0, 3, 1, 4)
         if self.turn is None:
             query, key, value = qkv.unbind(0)
         else:
-            query, key = self.turn(qkv[:2]).unbind(0)
+            query, key = self.turn(qkv[:2], image_turn).unbind(0)
             value = qkv[2]
         bias = sum_of(self.bias, image_bias)
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=self.scale)

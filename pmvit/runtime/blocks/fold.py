@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from pmvit.hosts.groups import bias_at_centres
+from pmvit.hosts.groups import bias_at_centres, select_tokens
 from pmvit.hosts.parts import PlainMlp, PlainParts, Rotary, linear
+
+Tables = tuple[Tensor, Tensor]  # cosines and sines of a rotary embedding, (batch, heads or 1, groups, numbers)
 
 
 def sum_of(bias: Tensor | None, image_bias: Tensor | None) -> Tensor | None:
@@ -112,10 +114,16 @@ class Turn(nn.Module):
         for name, table in (("cos", rotary.cos), ("sin", rotary.sin * signs)):
             self.register_buffer(name, table[..., :num_tokens, :].to(like).contiguous(), persistent=False)
 
-    def forward(self, heads: Tensor) -> Tensor:
+    def at_centres(self, centres: Tensor) -> "Tables":
+        """By what groups are turned that each image has of its own: as the tokens in their centres, (batch, groups)."""
+        return select_tokens(self.cos, centres, -2), select_tokens(self.sin, centres, -2)
+
+    def forward(self, heads: Tensor, image_turn: "Tables | None" = None) -> Tensor:
+        cos, sin = self.cos, self.sin
+        if image_turn is not None:
+            cos, sin = (table[..., : heads.shape[-2], :] for table in image_turn)
         if self.interleaved:
             partners = heads.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         else:
             partners = torch.cat(heads.chunk(2, dim=-1)[::-1], dim=-1)
-        turned: Tensor = heads * self.cos + partners * self.sin
-        return turned
+        return heads * cos + partners * sin

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pmvit.hosts.parts import PlainParts, linear
 from pmvit.runtime.blocks.arguments import Half, TokensAlone
-from pmvit.runtime.blocks.fold import Turn, norms_heads, scaled_mlp, split_projections, sum_of
+from pmvit.runtime.blocks.fold import Tables, Turn, norms_heads, scaled_mlp, split_projections, sum_of
 
 
 class PartialBlock(TokensAlone):
@@ -33,7 +33,14 @@ class PartialBlock(TokensAlone):
         if half != "attention":
             self.norm2, self.mlp = parts.norm2, scaled_mlp(parts)
 
-    def forward(self, tokens: Tensor, *positional: object, image_bias: Tensor | None = None, **named: object) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        *positional: object,
+        image_bias: Tensor | None = None,
+        image_turn: Tables | None = None,
+        **named: object,
+    ) -> Tensor:
         self.check(tokens, positional, named)
         width = tokens.shape[-1]
         rows = tokens.reshape(-1, width)
@@ -41,7 +48,7 @@ class PartialBlock(TokensAlone):
             normed = self.norm1(rows)
             if self.num_outputs < self.num_tokens:
                 rows = tokens[:, : self.num_outputs].reshape(-1, width)
-            rows = rows + self.attention(normed, image_bias)
+            rows = rows + self.attention(normed, image_bias, image_turn)
         if self.mlp is not None:
             rows = rows + self.mlp(self.norm2(rows))
         return rows.view(-1, self.num_outputs, width)
@@ -72,7 +79,7 @@ class SplitAttention(nn.Module):
         )
         self.register_buffer("bias", _bias_of_outputs(parts, num_outputs), persistent=False)
 
-    def forward(self, normed: Tensor, image_bias: Tensor | None = None) -> Tensor:
+    def forward(self, normed: Tensor, image_bias: Tensor | None = None, image_turn: Tables | None = None) -> Tensor:
         bias = sum_of(self.bias, None if image_bias is None else image_bias[:, :, : self.num_outputs])
         asking = normed
         if self.num_outputs < self.num_tokens:
@@ -86,9 +93,10 @@ class SplitAttention(nn.Module):
                 (self.value, normed, self.num_tokens),
             )
         )
-        for changes_query, changes_key in ((self.query_norm, self.key_norm), (self.turn_query, self.turn_key)):
-            query = query if changes_query is None else changes_query(query)
-            key = key if changes_key is None else changes_key(key)
+        query = query if self.query_norm is None else self.query_norm(query)
+        key = key if self.key_norm is None else self.key_norm(key)
+        query = query if self.turn_query is None else self.turn_query(query, image_turn)
+        key = key if self.turn_key is None else self.turn_key(key, image_turn)
         if self.late_scale is not None:
             query = query * self.late_scale
         if self.explicit:
@@ -132,8 +140,8 @@ class FewQueries(nn.Module):
         is_linear = not norms_heads(parts) and parts.rotary is None and parts.attention_norm is None
         return is_linear and asking * (width + num_tokens) <= num_tokens * width / 2
 
-    def forward(self, normed: Tensor, image_bias: Tensor | None = None) -> Tensor:
-        bias = sum_of(self.bias, None if image_bias is None else image_bias[:, 0, :1])
+    def forward(self, normed: Tensor, image_bias: Tensor | None = None, _: Tables | None = None) -> Tensor:
+        bias = sum_of(self.bias, None if image_bias is None else self._of_queries(image_bias))
         tokens = normed.view(-1, self.num_tokens, normed.shape[-1])
         query = self.query(tokens[:, : self.num_outputs])
         asking = self.key((query[:, None] * self.mask).flatten(1, 2))
@@ -142,3 +150,8 @@ class FewQueries(nn.Module):
         attended = self.value(averaged).unflatten(1, (len(self.mask), self.num_outputs)) * self.mask
         projected: Tensor = self.output(attended.sum(1)).flatten(0, 1)
         return projected
+
+    def _of_queries(self, image_bias: Tensor) -> Tensor:
+        """What each image adds to scores, (batch, heads, queries, keys), heads and queries in one dimension."""
+        of_queries = image_bias[:, :, : self.num_outputs]
+        return of_queries[:, 0, :1] if image_bias.shape[1] == 1 else of_queries.flatten(1, 2)
