@@ -58,7 +58,7 @@ class Positions(nn.Module):
     def forward(self, centres: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tables | None]:
         """What is added to attention scores, sizes (`bias`) included, and by what queries and keys are turned."""
         turn = None if self.turn is None else self.turn.at_centres(centres)
-        return sum_of(bias_at_centres(self.bias, centres), bias), turn
+        return sum_of(None if self.bias is None else bias_at_centres(self.bias, centres), bias), turn
 
 
 class AdaptiveStage(nn.Module):

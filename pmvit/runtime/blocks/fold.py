@@ -126,4 +126,5 @@ class Turn(nn.Module):
             partners = heads.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         else:
             partners = torch.cat(heads.chunk(2, dim=-1)[::-1], dim=-1)
-        return heads * cos + partners * sin
+        turned: Tensor = heads * cos + partners * sin
+        return turned
