@@ -9,8 +9,10 @@ with `s` the number of patches that a token stands for and `P` (width x 64) a sq
 output's gradient at the tokens that enter this block (see `pmvit.measuring.metric`): Ward's linkage in the metric of
 the output. Tokens that look different but matter alike are cheap.
 
-A step splits the patch tokens in two sets, A and B. Every token of A finds the cheapest one of B, and the r cheapest
-of these pairs merge. The mean of a group is stretched to the mean length of its members, for averaging shortens.
+A step has two rounds. Each splits the patch tokens in two sets, A and B; every token of A finds the cheapest one of B,
+and the cheapest of these pairs merge. So tokens that were in one set at first may merge in the second round; it costs
+little, for rounds work on the 32 numbers of `P^T x` alone, and tokens merge when all has been chosen. The mean of a
+group is stretched to the mean length of its members, for averaging shortens.
 Attention to a token counts for the patches in it: a part of the logarithm of its size is added to its scores.
 
 Between the blocks every token has its place in the image, as with fixed plans: each keeps what sets it apart from its
@@ -30,19 +32,17 @@ from pmvit.wrapping import WrappedBlock
 
 
 class Choice(NamedTuple):
-    """What a round of a step chose for each image, as places among the patch tokens.
+    """What a step chose for each image, as places among the patch tokens.
 
     Attributes:
-        stays: Tokens of A that stay, (batch, |A| - r).
-        joins: Tokens of A that join one of B, (batch, r).
-        into: Which of B they join, as places in `others`.
-        others: The tokens of B.
+        kept: Tokens that stay, in their new order, (batch, count - r): one stands for each group.
+        joins: Tokens that join one of them, (batch, r).
+        into: Which one they join.
     """
 
-    stays: Tensor
+    kept: Tensor
     joins: Tensor
     into: Tensor
-    others: Tensor
 
 
 def take(values: Tensor, places: Tensor) -> Tensor:
@@ -56,153 +56,144 @@ def take(values: Tensor, places: Tensor) -> Tensor:
 
 def pair_costs(points: Tensor, others: Tensor, sizes: Tensor | None, other_sizes: Tensor | None) -> Tensor:
     """`4 c(a, b)` of all pairs, from `P^T x` and sizes, (batch, tokens, 1); without sizes every token is one patch."""
-    squares = points.square().sum(-1, keepdim=True)
-    other_squares = squares if others is points else others.square().sum(-1, keepdim=True)
+    squares, other_squares = (each.square().sum(-1, keepdim=True) for each in (points, others))
     distances = torch.baddbmm(squares + other_squares.transpose(1, 2), points, (-2 * others).transpose(1, 2))
     if sizes is None or other_sizes is None:
         return distances
-    shares = sizes.reciprocal()
-    other_shares = shares if other_sizes is sizes else other_sizes.reciprocal()
-    return 2 * distances / (shares + other_shares.transpose(1, 2))  # 2 s_a s_b / (s_a + s_b) of the distance
+    return 2 * distances / (sizes.reciprocal() + other_sizes.reciprocal().transpose(1, 2))  # by 2 s_a s_b / (s_a + s_b)
 
 
-def choose(points: Tensor, sizes: Tensor | None, count: int, r: int) -> Choice:
-    """Find r of `count` patch tokens to merge: of A, which is every second one, into B, the others.
+def choose(points: Tensor, sizes: Tensor | None, rounds: Sequence[int]) -> Choice:
+    """Find which patch tokens merge, a part of them in each round.
+
+    A round puts the tokens into two sets in turn, A and B. Every token of A finds the cheapest one of B, and the
+    cheapest of these pairs merge: so tokens that a round had in one set may meet in the next.
 
     Args:
         points: `P^T x` of the patch tokens, (batch, count, rank).
-        sizes: How many patches each stands for.
-        count: Of patch tokens.
-        r: How many merge, at most half of them.
+        sizes: How many patches each stands for, (batch, count, 1); `None` if each for one.
+        rounds: How many merge in each round, at most half of those that are left (see `rounds_of`).
     """
-    sets = (None, None) if sizes is None else (sizes[:, ::2], sizes[:, 1::2])
-    cheapest, into = pair_costs(points[:, ::2], points[:, 1::2], *sets).min(-1)
-    by_cost = cheapest.topk(count - count // 2, largest=False).indices
-    others = torch.arange(1, count, 2, device=points.device).expand(points.shape[0], -1)
-    return Choice(2 * by_cost[:, r:], 2 * by_cost[:, :r], into.gather(1, by_cost[:, :r]), others)
+    kept = torch.arange(points.shape[1], device=points.device).expand(points.shape[0], -1)
+    joins: list[Tensor] = []
+    into: list[Tensor] = []
+    for number, r in enumerate(rounds):
+        sets = (None, None) if sizes is None else (sizes[:, ::2], sizes[:, 1::2])
+        cheapest, partners = pair_costs(points[:, ::2], points[:, 1::2], *sets).min(-1)
+        by_cost = cheapest.topk(cheapest.shape[1], largest=False).indices
+        joining, staying = by_cost[:, :r], by_cost[:, r:]
+        partners = partners.gather(1, joining)
+        first, second = kept[:, ::2], kept[:, 1::2]
+        gone, partner = first.gather(1, joining), second.gather(1, partners)
+        into = [follow(targets, gone, partner) for targets in into] + [partner]
+        joins.append(gone)
+        kept = torch.cat([first.gather(1, staying), second], dim=1)
+        if number + 1 < len(rounds):
+            points, sizes = _merge_points(points, sizes, joining, partners, staying)
+    return Choice(kept, torch.cat(joins, dim=1), torch.cat(into, dim=1))
 
 
-def merge_chosen(
-    tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefix: int, places: Tensor
+def follow(targets: Tensor, gone: Tensor, partner: Tensor) -> Tensor:
+    """Where tokens end up that joined others, some of which are now gone to partners of their own."""
+    went = targets[:, :, None] == gone[:, None]
+    return torch.where(went.any(-1), (went * partner[:, None]).sum(-1), targets)
+
+
+def _merge_points(
+    points: Tensor, sizes: Tensor | None, joining: Tensor, partners: Tensor, staying: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Tokens after a round: prefix tokens, those of A that stay, those of B; and how many patches each stands for.
+    """Points and sizes for the next round: of A those that stay, of B the means with those that join."""
+    sizes = points.new_ones(*points.shape[:2], 1) if sizes is None else sizes
+    weighted = torch.cat([points * sizes, sizes], dim=-1)
+    first, second = weighted[:, ::2], weighted[:, 1::2]
+    places = torch.arange(second.shape[1], device=points.device)[:, None]
+    joined = torch.baddbmm(second, (partners[:, None] == places).to(points.dtype), take(first, joining))
+    left = torch.cat([take(first, staying), joined], dim=1)
+    return left[..., :-1] / left[..., -1:], left[..., -1:]
+
+
+def merge_chosen(tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefix: int) -> tuple[Tensor, Tensor]:
+    """Tokens after a step, prefix tokens first; and how many patches each stands for, (batch, tokens, 1).
 
     A group is the mean of its members by their sizes, times what makes it as long as they are: with `t` the sum of
     `s x`, it is `t / |t|` times the sum of `s |x|` over the sum of `s`.
 
     Args:
         tokens: (batch, prefix and patch tokens, width).
-        sizes: How many patches each stands for, (batch, tokens, 1); `None` if each for one.
+        sizes: How many patches each stands for; `None` if each for one.
         choice: What merges.
         num_prefix: Of prefix tokens.
-        places: 0, 1, ... for each of B, (|B|, 1).
     """
-    sums = []
-    for chosen in (choice.joins + num_prefix, choice.others + num_prefix):
-        members = take(tokens, chosen)
-        lengths = members.norm(dim=-1, keepdim=True)
-        if sizes is None:
-            sums.append(torch.cat([members, torch.ones_like(lengths), lengths], dim=-1))
-        else:
-            of_members = take(sizes, chosen)
-            sums.append(torch.cat([members * of_members, of_members, lengths * of_members], dim=-1))
-    joined = (choice.into[:, None] == places).to(tokens.dtype)  # (batch, |B|, r): a one for who joins whom
-    total, size, length = torch.baddbmm(sums[1], joined, sums[0]).split([tokens.shape[-1], 1, 1], dim=-1)
-    groups = total * (length / (size * total.norm(dim=-1, keepdim=True)).clamp_min(1e-12))
-    stays = choice.stays + num_prefix
+    lengths = tokens.norm(dim=-1, keepdim=True)
     if sizes is None:
-        before = tokens.new_ones(tokens.shape[0], num_prefix + choice.stays.shape[1], 1)
-        sizes = torch.cat([before, size], dim=1)
+        weighted = torch.cat([tokens, torch.ones_like(lengths), lengths], dim=-1)
     else:
-        sizes = torch.cat([sizes[:, :num_prefix], take(sizes, stays), size], dim=1)
-    return torch.cat([tokens[:, :num_prefix], take(tokens, stays), groups], dim=1), sizes
+        weighted = torch.cat([tokens * sizes, sizes, lengths * sizes], dim=-1)
+    kept, joined = with_prefix(choice.kept, num_prefix), choice.joins + num_prefix
+    joined_by = (kept[:, :, None] == choice.into[:, None] + num_prefix).to(tokens.dtype)  # a one for who joins whom
+    sums = torch.baddbmm(take(weighted, kept), joined_by, take(weighted, joined))
+    total, size, length = sums.split([tokens.shape[-1], 1, 1], dim=-1)
+    return total * (length / (size * total.norm(dim=-1, keepdim=True)).clamp_min(1e-12)), size
+
+
+def with_prefix(places: Tensor, num_prefix: int) -> Tensor:
+    """Places among all tokens of (batch, count) places among the patch tokens, with the prefix tokens before them."""
+    prefix = torch.arange(num_prefix, device=places.device).expand(places.shape[0], -1)
+    return torch.cat([prefix, places + num_prefix], dim=1)
 
 
 def places_after(choice: Choice, num_prefix: int) -> Tensor:
-    """Where each token is found after a round, (batch, tokens), prefix tokens included."""
-    batch, stays = choice.stays.shape
-    device = choice.stays.device
-    prefix, kept, others = (
-        torch.arange(count, device=device).expand(batch, -1) for count in (num_prefix, stays, choice.others.shape[1])
-    )
-    after = torch.cat([kept, choice.into + stays, others + stays], dim=1)
-    before = torch.cat([choice.stays, choice.joins, choice.others], dim=1)
+    """Where each token is found after a step, (batch, tokens), prefix tokens included."""
+    left = torch.arange(choice.kept.shape[1], device=choice.kept.device)
+    found = (choice.into[:, :, None] == choice.kept[:, None]).to(left.dtype)
+    after = torch.cat([left.expand_as(choice.kept), (found * left).sum(-1)], dim=1)
+    before = torch.cat([choice.kept, choice.joins], dim=1)
     after = after.gather(1, before.topk(before.shape[1], largest=False).indices)  # undoes the order
-    return torch.cat([prefix, after + num_prefix], dim=1)
-
-
-def centres_after(choice: Choice, centres: Tensor, num_prefix: int) -> Tensor:
-    """The token that stands for each group after a round, (batch, groups), prefix tokens included: that of B."""
-    left = torch.cat([choice.stays, choice.others], dim=1) + num_prefix
-    return torch.cat([centres[:, :num_prefix], centres.gather(1, left)], dim=1)
-
-
-class MergeRound(nn.Module):
-    """Merges r of the patch tokens, at most half of them.
-
-    Args:
-        count: Of patch tokens before it.
-        merges: r.
-        num_prefix: Tokens before the patch tokens, which never merge.
-    """
-
-    places: Tensor
-
-    def __init__(self, count: int, merges: int, num_prefix: int) -> None:
-        super().__init__()
-        self.count, self.merges, self.num_prefix = count, merges, num_prefix
-        self.register_buffer("places", torch.arange(count // 2)[:, None], persistent=False)
-
-    def extra_repr(self) -> str:
-        return f"{self.count} -> {self.count - self.merges} patch tokens"
-
-    def forward(self, tokens: Tensor, sizes: Tensor | None, projection: Tensor) -> tuple[Tensor, Tensor, Choice]:
-        with torch.no_grad():  # in float32, for near distances are differences of large numbers
-            points = torch.matmul(tokens.float(), projection.float())[:, self.num_prefix :]
-            points = points - points.mean(1, keepdim=True)  # distances stay, and lose less to rounding
-            of_patches = None if sizes is None else sizes[:, self.num_prefix :].float()
-            choice = choose(points, of_patches, self.count, self.merges)
-        merged, new_sizes = merge_chosen(tokens, sizes, choice, self.num_prefix, self.places)
-        return merged, new_sizes, choice
+    return with_prefix(after, num_prefix)
 
 
 class MergeStep(nn.Module):
-    """Merges tokens that enter a block, in as many rounds as it takes: one merges half of them at most.
+    """Merges tokens that enter a block.
 
     Args:
         projection: `P`, (width, rank).
         count: Of patch tokens before it.
         merges: How many merge.
         num_prefix: Tokens before the patch tokens, which never merge.
+        rounds: In how many rounds they do, at least.
     """
 
     projection: Tensor
 
-    def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int) -> None:
+    def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int, rounds: int) -> None:
         super().__init__()
-        self.num_prefix, self.merges = num_prefix, merges
-        self.rounds = nn.ModuleList(MergeRound(left, r, num_prefix) for left, r in rounds(count, merges))
+        self.num_prefix, self.count, self.merges = num_prefix, count, merges
+        self.rounds = rounds_of(count, merges, rounds)
         self.register_buffer("projection", projection, persistent=False)
 
-    def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor | None, list[Choice]]:
-        """Tokens and sizes after the step, those of prefix tokens included, and what each round chose."""
-        choices = []
-        for part in self.rounds:
-            tokens, sizes, choice = part(tokens, sizes, self.projection)
-            choices.append(choice)
-        return tokens, sizes, choices
+    def extra_repr(self) -> str:
+        return f"{self.count} -> {self.count - self.merges} patch tokens"
+
+    def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor, Choice]:
+        """Tokens and sizes after the step, those of prefix tokens included, and what it chose."""
+        with torch.no_grad():  # in float32, for near distances are differences of large numbers
+            points = torch.matmul(tokens.float(), self.projection.float())[:, self.num_prefix :]
+            points = points - points.mean(1, keepdim=True)  # distances stay, and lose less to rounding
+            of_patches = None if sizes is None else sizes[:, self.num_prefix :].float()
+            choice = choose(points, of_patches, self.rounds)
+        return *merge_chosen(tokens, sizes, choice, self.num_prefix), choice
 
 
-def rounds(count: int, merges: int) -> list[tuple[int, int]]:
-    """How many patch tokens each round of a step takes, and how many of them it merges."""
-    result = []
+def rounds_of(count: int, merges: int, rounds: int) -> tuple[int, ...]:
+    """How many tokens each round of a step merges: in at least so many rounds, and at most half of those left."""
+    if merges >= count:
+        raise ValueError(f"expected a step that leaves a token, got one that merges {merges} of {count}")
+    result: list[int] = []
     while merges:
-        r = min(merges, count - count // 2 if count > 1 else 0)
-        if not r:
-            raise ValueError(f"expected a step that leaves a token, got one that merges {merges} more")
-        result.append((count, r))
+        r = min(-(-merges // max(rounds - len(result), 1)), count - count // 2)
+        result.append(r)
         count, merges = count - r, merges - r
-    return result
+    return tuple(result)
 
 
 class AdaptiveBlock(WrappedBlock):
@@ -247,10 +238,9 @@ class AdaptiveBlock(WrappedBlock):
             )
         merged, sizes, groups, centres = self.enter(tokens)
         if self.step is not None:
-            merged, sizes, choices = self.step(merged, sizes)
-            for choice in choices:
-                groups = places_after(choice, self.num_prefix).gather(1, groups)
-                centres = centres_after(choice, centres, self.num_prefix)
+            merged, sizes, choice = self.step(merged, sizes)
+            groups = places_after(choice, self.num_prefix).gather(1, groups)
+            centres = centres.gather(1, with_prefix(choice.kept, self.num_prefix))
         of_groups = self._groups(sizes, centres)
         named = named_arguments(self.argument_names, positional, arguments)
         self.channel.run_on(of_groups)
@@ -293,6 +283,7 @@ def adaptive_blocks(
     num_patches: int,
     num_prefix: int,
     *,
+    rounds: int,
     size_weight: float,
     arguments_at_centres: Any,
 ) -> dict[int, AdaptiveBlock]:
@@ -304,6 +295,7 @@ def adaptive_blocks(
         projections: `P` of each block, (blocks, width, rank).
         num_patches: Patch tokens of an image.
         num_prefix: As for `AdaptiveBlock`, like all that follow.
+        rounds: Of each step, at least.
         size_weight: Part of the logarithm of sizes in attention.
         arguments_at_centres: Reduces the other arguments of a call of a block.
     """
@@ -313,7 +305,7 @@ def adaptive_blocks(
         if not r and not result:
             continue
         device = next(block.parameters()).device
-        step = MergeStep(projections[index].to(device), num_patches, r, num_prefix) if r else None
+        step = MergeStep(projections[index].to(device), num_patches, r, num_prefix, rounds) if r else None
         result[index] = AdaptiveBlock(
             block,
             step,

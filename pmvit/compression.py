@@ -168,6 +168,7 @@ def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
         host,
         plan.merges,
         metric.projections,
+        rounds=metric.config.rounds,
         size_weight=metric.config.size_weight,
     )
 

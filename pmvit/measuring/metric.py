@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pmvit.adaptive import rounds
+from pmvit.adaptive import rounds_of
 from pmvit.config import MetricConfig
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, config_from, parse_document
 from pmvit.measuring.flops import BlockCost, ModelCost, elementwise_macs
 from pmvit.tensors import read_tensors, read_texts, write_tensors
 
-FORMAT, VERSION = "pmvit-metric", 2
+FORMAT, VERSION = "pmvit-metric", 3
 HEADER, PROJECTIONS = "metric", "projections"  # in the file
 FIELDS = ("grid", "num_prefix", "cost", "spares_last_mlp", "config", "images", "model", "data")
 
@@ -67,7 +67,7 @@ class TokenMetric:
         whole, before = self.num_prefix + self.num_patches, self.num_patches
         total = float(self.cost.outside)
         for index, (block, r, left) in enumerate(zip(self.cost.blocks, merges, self.left(merges), strict=True)):
-            total += sum(self._round_macs(block.width, *each) for each in rounds(before, r))
+            total += self._step_macs(block.width, before, r) if r else 0
             before, share = left, (self.num_prefix + left) / whole
             attention, mlp = block.halves()
             spared = self.spares_last_mlp and index == self.depth - 1 and left < self.num_patches
@@ -76,10 +76,18 @@ class TokenMetric:
                 total += elementwise_macs(whole, self.num_prefix + left, block.width)
         return total
 
-    def _round_macs(self, width: int, count: int, r: int) -> int:
-        """What comparing and merging take in one round."""
-        rank, others = self.projections.shape[-1], count // 2
-        return (self.num_prefix + count) * width * rank + (count - others) * others * rank + others * r * (width + 2)
+    def _step_macs(self, width: int, count: int, r: int) -> int:
+        """What projecting, comparing and merging take in a step."""
+        rank, left = self.projections.shape[-1], self.num_prefix + count - r
+        total = (self.num_prefix + count) * width * rank + left * r * (width + 2)
+        rounds = rounds_of(count, r, self.config.rounds)
+        for number, merged in enumerate(rounds):
+            others = count // 2
+            total += (count - others) * others * rank
+            if number + 1 < len(rounds):
+                total += others * merged * (rank + 1)
+            count -= merged
+        return total
 
     def to_json(self) -> str:
         """All but the projections."""
@@ -140,7 +148,10 @@ def is_metric(path: str | Path) -> bool:
 
 def _upgrade(document: dict[str, Any], where: str) -> dict[str, Any]:
     """A document as today's version has it."""
-    if document["version"] > 1 or not isinstance(document.get("config"), dict):
+    if document["version"] > 2 or not isinstance(document.get("config"), dict):
+        return document
+    document = {**document, "config": {**document["config"], "rounds": 1}}
+    if document["version"] > 1:
         return document
     config = {"rank" if name == "numbers" else name: value for name, value in document["config"].items()}
     config.pop("trial_images", None)

@@ -1,8 +1,9 @@
-"""Measure a `TokenMetric`: the second moment of gradients at the tokens that enter each block.
+"""Measure a `TokenMetric`: the second moment of differences of gradients at the tokens that enter each block.
 
-The gradient `g` of the output (of a random direction of it, see `probe`) at every patch token that enters block l has
-the second moment `F_l = mean of g g^T`. To second order, changing a token by `d` changes the output by `d^T F_l d / 2`
-nats. The largest eigenvectors of `F_l`, times the square root of their eigenvalue, are the columns of `P_l`.
+To replace two tokens by their mean changes the one by `d` and the other by `-d`, so the output by `(g_a - g_b) d`, with
+`g` the gradient of the output at each (of a random direction of it, see `probe`): what both have in common cancels. So
+`F_l` is half the mean of `(g_a - g_b)(g_a - g_b)^T` over patches that are neighbours in the grid, as most that merge
+are. The largest eigenvectors of `F_l`, times the square root of their eigenvalue, are the columns of `P_l`.
 """
 
 from collections.abc import Iterable
@@ -74,15 +75,16 @@ def square_root(moment: Tensor, rank: int) -> Tensor:
 def second_moments(
     model: nn.Module, host: Host, batches: list[Tensor], config: MetricConfig, progress: bool
 ) -> list[Tensor]:
-    """The mean of `g g^T` over patch tokens and images, at what enters each block."""
+    """Half the mean of `(g_a - g_b)(g_a - g_b)^T` over neighbours and images, at what enters each block."""
     names, layout = host.block_names(), host.layout
     is_logits = host.outputs().gives_logits
     generator = torch.Generator().manual_seed(config.seed + this_process()[0])
     sums: list[Tensor | None] = [None] * len(names)
 
     def add(index: int, gradient: Tensor) -> None:
-        rows = precise(gradient).flatten(1, -2)[:, layout.num_prefix :].flatten(0, 1)
-        moment = (rows.T @ rows).double()
+        of_patches = precise(gradient).flatten(1, -2)[:, layout.num_prefix :].unflatten(1, layout.grid)
+        steps = [of_patches.diff(dim=dim).flatten(0, 2) for dim in (1, 2)]
+        moment = sum((rows.T @ rows).double() for rows in steps)
         known = sums[index]
         sums[index] = moment if known is None else known + moment
 
@@ -107,11 +109,13 @@ def second_moments(
                 output = predict(model, images.to(next(model.parameters()).device))
                 (probe(output, is_logits, generator) * output).sum().backward()
             bar.advance()
-    result, num_images = [], sum(map(len, batches))
+    (height, width), num_images = layout.grid, sum(map(len, batches))
+    num_pairs = height * (width - 1) + width * (height - 1)
+    result = []
     for index, moment in enumerate(sums):
         if moment is None or not torch.isfinite(moment).all():
             reason = "no gradient arrives" if moment is None else "what is measured is not finite"
             raise PmvitError(f"block {index}: {reason}: does the output depend on it, and is it finite?")
         total, count = summed_over_processes(moment.cpu(), num_images)
-        result.append(total / (count * layout.num_patches))
+        result.append(total / (2 * count * num_pairs))
     return result

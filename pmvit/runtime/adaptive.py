@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pmvit.adaptive import AdaptiveBlock, MergeStep, centres_after, places_after, take
+from pmvit.adaptive import AdaptiveBlock, MergeStep, places_after, take, with_prefix
 from pmvit.config import InferenceConfig
 from pmvit.hosts import Host
 from pmvit.hosts.groups import bias_at_centres
@@ -27,7 +27,7 @@ class Carried(NamedTuple):
         tokens: Prefix tokens and groups, (batch, tokens, width).
         sizes: How many tokens each stands for, `None` before the first step.
         bias: What sizes add to attention scores, (batch, 1, 1 or tokens, tokens).
-        undo: For every round so far, if all tokens are to come back: where each token went, and what set it apart.
+        undo: For every step so far, if all tokens are to come back: where each token went, and what set it apart.
         centres: The token that stands for each, (batch, tokens), if blocks have to know where it is.
     """
 
@@ -116,18 +116,15 @@ class AdaptiveStage(nn.Module):
         if step is None:
             raise TypeError("expected a stage with a step")
         before, sizes, _, undo, centres = carried
-        tokens, sizes, choices = step(before, sizes)
+        tokens, sizes, choice = step(before, sizes)
         if self.keeps_centres:
             if centres is None:
                 centres = torch.arange(before.shape[1], device=before.device).expand(before.shape[0], -1)
-            for choice in choices:
-                centres = centres_after(choice, centres, step.num_prefix)
+            centres = centres.gather(1, with_prefix(choice.kept, step.num_prefix))
         if self.gives_all:
-            places = places_after(choices[0], step.num_prefix)
-            for choice in choices[1:]:
-                places = places_after(choice, step.num_prefix).gather(1, places)
+            places = places_after(choice, step.num_prefix)
             undo = (*undo, (places, before - take(tokens, places)))
-        if sizes is None or not self.size_weight:
+        if not self.size_weight:
             return Carried(tokens, sizes, None, undo, centres)
         bias = sizes.log().mul(self.size_weight).transpose(1, 2)[:, None]
         if self.full_bias:

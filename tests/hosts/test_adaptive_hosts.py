@@ -62,15 +62,15 @@ class Shuffle(MergeStep):
     """Merges nothing, and gives the patch tokens of every image an order of their own."""
 
     def __init__(self, count: int, num_prefix: int, seed: int) -> None:
-        super().__init__(torch.zeros(1, 1), count, 0, num_prefix)
+        super().__init__(torch.zeros(1, 1), count, 0, num_prefix, 1)
         generator = torch.Generator().manual_seed(seed)
         self.orders = torch.stack([torch.randperm(count, generator=generator) for _ in range(3)])
 
-    def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor | None, list[Choice]]:
+    def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Any, Choice]:
         orders, nobody = self.orders[: len(tokens)], torch.zeros(len(tokens), 0, dtype=torch.long)
         prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
         shuffled = patches.gather(1, orders[..., None].expand(patches.shape))
-        return torch.cat([prefix, shuffled], dim=1), sizes, [Choice(orders, nobody, nobody, nobody)]
+        return torch.cat([prefix, shuffled], dim=1), sizes, Choice(orders, nobody, nobody)
 
 
 def make(name: str) -> nn.Module:
