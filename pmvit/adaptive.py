@@ -54,13 +54,20 @@ def take(values: Tensor, places: Tensor) -> Tensor:
     return values.reshape(-1, width).index_select(0, (places + first).flatten()).view(batch, -1, width)
 
 
-def pair_costs(points: Tensor, others: Tensor, sizes: Tensor | None, other_sizes: Tensor | None) -> Tensor:
-    """`4 c(a, b)` of all pairs, from `P^T x` and sizes, (batch, tokens, 1); without sizes every token is one patch."""
-    squares, other_squares = (each.square().sum(-1, keepdim=True) for each in (points, others))
-    distances = torch.baddbmm(squares + other_squares.transpose(1, 2), points, (-2 * others).transpose(1, 2))
-    if sizes is None or other_sizes is None:
+def pair_costs(points: Tensor, sizes: Tensor | None) -> Tensor:
+    """`c(a, b)` of all pairs of A and B, every second token and those between them, up to a factor.
+
+    Args:
+        points: `P^T x` of all, (batch, count, rank).
+        sizes: How many patches each stands for, (batch, count, 1); `None` if each for one.
+    """
+    squares = points.square().sum(-1, keepdim=True)
+    sums = squares[:, ::2] + squares[:, 1::2].transpose(1, 2)
+    distances = torch.baddbmm(sums, points[:, ::2], (-2 * points[:, 1::2]).transpose(1, 2))
+    if sizes is None:
         return distances
-    return 2 * distances / (sizes.reciprocal() + other_sizes.reciprocal().transpose(1, 2))  # by 2 s_a s_b / (s_a + s_b)
+    shares = sizes.reciprocal()
+    return distances / (shares[:, ::2] + shares[:, 1::2].transpose(1, 2))  # times s_a s_b / (s_a + s_b)
 
 
 def choose(points: Tensor, sizes: Tensor | None, rounds: Sequence[int]) -> Choice:
@@ -74,23 +81,29 @@ def choose(points: Tensor, sizes: Tensor | None, rounds: Sequence[int]) -> Choic
         sizes: How many patches each stands for, (batch, count, 1); `None` if each for one.
         rounds: How many merge in each round, at most half of those that are left (see `rounds_of`).
     """
-    kept = torch.arange(points.shape[1], device=points.device).expand(points.shape[0], -1)
+    (batch, count, _), device = points.shape, points.device
+    kept: Tensor | None = None  # in the first round, every token is in its place
     joins: list[Tensor] = []
     into: list[Tensor] = []
     for number, r in enumerate(rounds):
-        sets = (None, None) if sizes is None else (sizes[:, ::2], sizes[:, 1::2])
-        cheapest, partners = pair_costs(points[:, ::2], points[:, 1::2], *sets).min(-1)
+        cheapest, partners = pair_costs(points, sizes).min(-1)
         by_cost = cheapest.topk(cheapest.shape[1], largest=False).indices
         joining, staying = by_cost[:, :r], by_cost[:, r:]
         partners = partners.gather(1, joining)
-        first, second = kept[:, ::2], kept[:, 1::2]
-        gone, partner = first.gather(1, joining), second.gather(1, partners)
+        if kept is None:
+            second = torch.arange(1, count, 2, device=device).expand(batch, -1)
+            gone, partner, stays = 2 * joining, 2 * partners + 1, 2 * staying
+        else:
+            first, second = kept[:, ::2], kept[:, 1::2]
+            gone, partner, stays = first.gather(1, joining), second.gather(1, partners), first.gather(1, staying)
         into = [follow(targets, gone, partner) for targets in into] + [partner]
         joins.append(gone)
-        kept = torch.cat([first.gather(1, staying), second], dim=1)
+        kept = torch.cat([stays, second], dim=1)
         if number + 1 < len(rounds):
             points, sizes = _merge_points(points, sizes, joining, partners, staying)
-    return Choice(kept, torch.cat(joins, dim=1), torch.cat(into, dim=1))
+    if kept is None:
+        raise ValueError("expected at least one round")
+    return Choice(kept, *(each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (joins, into)))
 
 
 def follow(targets: Tensor, gone: Tensor, partner: Tensor) -> Tensor:
@@ -116,7 +129,7 @@ def merge_chosen(tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefi
     """Tokens after a step, prefix tokens first; and how many patches each stands for, (batch, tokens, 1).
 
     A group is the mean of its members by their sizes, times what makes it as long as they are: with `t` the sum of
-    `s x`, it is `t / |t|` times the sum of `s |x|` over the sum of `s`.
+    `s x`, it is `t / |t|` times the sum of `s |x|` over the sum of `s`. A token that nothing joins is a group, too.
 
     Args:
         tokens: (batch, prefix and patch tokens, width).
@@ -129,10 +142,11 @@ def merge_chosen(tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefi
         weighted = torch.cat([tokens, torch.ones_like(lengths), lengths], dim=-1)
     else:
         weighted = torch.cat([tokens * sizes, sizes, lengths * sizes], dim=-1)
-    kept, joined = with_prefix(choice.kept, num_prefix), choice.joins + num_prefix
-    joined_by = (kept[:, :, None] == choice.into[:, None] + num_prefix).to(tokens.dtype)  # a one for who joins whom
-    sums = torch.baddbmm(take(weighted, kept), joined_by, take(weighted, joined))
-    total, size, length = sums.split([tokens.shape[-1], 1, 1], dim=-1)
+    places = with_prefix(torch.cat([choice.kept, choice.joins], dim=1), num_prefix)
+    left = num_prefix + choice.kept.shape[1]
+    kept, joins = take(weighted, places).split([left, choice.joins.shape[1]], dim=1)
+    joined = (places[:, :left, None] == choice.into[:, None] + num_prefix).to(tokens.dtype)  # a one for who joins whom
+    total, size, length = torch.baddbmm(kept, joined, joins).split([tokens.shape[-1], 1, 1], dim=-1)
     return total * (length / (size * total.norm(dim=-1, keepdim=True)).clamp_min(1e-12)), size
 
 
