@@ -211,7 +211,7 @@ def _method_of(folder: Path) -> Measurement | None:
         return None
     document = run_record(folder)
     measured = document.get("measure") or document.get("score") or {}
-    own: dict[str, Measurement] = {"numbers": "adaptive", "parts": "measured", "scorer": "scored"}
+    own: dict[str, Measurement] = {"rank": "adaptive", "numbers": "adaptive", "parts": "measured", "scorer": "scored"}
     found = next((method for field, method in own.items() if field in measured), None)
     if document["version"] == 1 and (folder / OLD_MERGE_COSTS).exists():
         return "measured"  # options of scores were written down then, too

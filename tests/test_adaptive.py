@@ -277,6 +277,9 @@ def test_metrics_and_plans_are_files(metric: TokenMetric, tmp_path: Path) -> Non
     assert (again.cost, again.config) == (metric.cost, metric.config)
     plan = pmvit.plan(again, flops_share=0.7)
     plan.save(tmp_path / "plan.safetensors")
+    for thing in (metric, plan):
+        with pytest.raises(PmvitError, match=r"a name that ends in \.safetensors"):
+            thing.save(tmp_path / "plan.json")
     assert AdaptivePlan.load(tmp_path / "plan.safetensors").merges == plan.merges
     assert str(plan.merges[1] or "-") in str(plan)
 

@@ -42,7 +42,8 @@ def logits(model: nn.Module) -> torch.Tensor:
 
 def test_a_plan_of_another_model_is_named_beside_this_one(small_model: nn.Module, tmp_path: Path) -> None:
     other = small_vit(num_classes=5)
-    choices: tuple[dict[str, Any], ...] = ({"method": "scored", "loss": "predicted"}, {}, {"rank": 8})
+    scored = {"method": "scored", "loss": "predicted"}
+    choices: tuple[dict[str, Any], ...] = (scored, {"method": "measured"}, {"rank": 8})
     for number, options in enumerate(choices):
         measured = pmvit.measure(other, [IMAGES], progress=False, **options)
         made = pmvit.plan(measured, keep=0.6)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pmvit
-from pmvit.compression import record_source
+from pmvit.compression import plan_of_image, record_source
 from pmvit.config import FinetuneConfig
 from pmvit.data.demo import CLASSES, DEMO, demo_images, demo_loader, demo_model
 from pmvit.files import write_text
@@ -41,8 +41,11 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     small = pmvit.compress(model, chosen)
     record_source(small, DEMO)
     console.print(table(chosen))
-    if isinstance(chosen, pmvit.Plan):
-        console.print(chosen.draw(console.width))
+    name, image = CLASSES[int(demo_images("test", 1)[1][0])], test[0][0][0]
+    of_image = plan_of_image(small, image)
+    if of_image is not None:
+        console.print(f"what merges in a test image ({name}); every image has groups of its own")
+        console.print(of_image.draw(console.width))
 
     compressed = pmvit.evaluate(small, test, reference=model)
     train, val = demo_loader("train", TUNING_BATCH), demo_loader("test")[:1]  # a batch is enough for a curve
@@ -56,8 +59,6 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     pmvit.save(small, output, card=CardDetails(evaluations, {"finetune": asdict(TUNING)}))
     measured.save(measured_file(output, measured.config))
     write_text(output / METRICS, metrics)
-    name = CLASSES[int(demo_images("test", 1)[1][0])]
-    image = test[0][0][0]
     draw_blocks(small, blocks_of(small, image), image, name).save(output / "blocks.png", "png")
     page = pmvit.report(output, output / "report.html", data=DEMO, original=model)
 

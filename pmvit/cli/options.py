@@ -235,7 +235,7 @@ MODEL_HELP = (
     "A timm name or hf-hub:owner/name; hf:owner/name (transformers); "
     "torchvision:name; segmenter:name; or a saved model."
 )
-METHOD_HELP = "measured (merge costs; the default), adaptive, scored (Eq. 9; that of Swin) or paper (its choices)"
+METHOD_HELP = "adaptive (the default), measured (merge costs, a fixed plan), scored (Eq. 9; that of Swin) or paper"
 DEVICES = value_of("cpu", "cuda", "mps")
 
 Measuring = Annotated[MeasureOptions, Fields(MergeCostConfig, ScoreConfig, MetricConfig, but=("memory", "seed"))]

@@ -44,6 +44,7 @@ class PlanOptions(TypedDict, total=False):
     attention_bias: bool
     least_step: float
     multiple_of: int
+    steps: int
     skip: tuple[int, ...] | None
     method: Method | None
 
@@ -87,11 +88,13 @@ class PlanConfig:
             model as many small ones.
         multiple_of: Adaptive plans let blocks run on multiples of so many tokens, prefix tokens included. GPUs like
             multiples of 8.
+        steps: Blocks before which adaptive plans merge tokens, at most. Fewer take less time to compare tokens, which
+            counts in small models; more keep more at the same FLOPs.
         skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
             host names: none of a classifier, the first two of a feature extractor or DPT, the first two and the last
-            two of a Segmenter. For an adaptive plan: blocks before which nothing merges; if not given, none, for which
-            are best was tried out when the metric was measured.
-        method: What the plan is made from: merge costs (measured) or scores (scored). If not given, what there is.
+            two of a Segmenter. For an adaptive plan: blocks before which nothing merges; if not given, none.
+        method: What the plan is made from: a metric (adaptive), merge costs (measured) or scores (scored). If not
+            given, what there is.
     """
 
     keep: float | None = None
@@ -109,6 +112,7 @@ class PlanConfig:
     attention_bias: bool = True
     least_step: float = 0.08
     multiple_of: int = 1
+    steps: int = 8
     skip: tuple[int, ...] | None = None
     method: Measurement | None = None
 
@@ -122,7 +126,8 @@ class PlanConfig:
         value = getattr(self, given[0])
         expect(self, "keep", self.keep is None or 0 < self.keep <= 1, "a share above 0 and up to 1")
         expect(self, given[0], math.isfinite(value) and value > 0, "a finite number above 0")
-        expect(self, "multiple_of", self.multiple_of >= 1, "a whole number from 1")
+        for name in ("multiple_of", "steps"):
+            expect(self, name, getattr(self, name) >= 1, "a whole number from 1")
         for name in ("prune", "least_step"):
             expect(self, name, 0 <= (getattr(self, name) or 0) < 1, "a share from 0 to below 1")
         if self.keep is not None and self.prune is not None and self.keep + self.prune > 1 + 1e-9:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 MeasureConfig = ScoreConfig | MergeCostConfig | MetricConfig
 Measured = Scores | MergeCosts | TokenMetric
 CONFIGS: dict[Measurement, type[MeasureConfig]] = {
-    "measured": MergeCostConfig,
     "adaptive": MetricConfig,
+    "measured": MergeCostConfig,
     "scored": ScoreConfig,
 }
 
@@ -89,10 +89,10 @@ def measure(
 ) -> Measured:
     """Measure on images what `plan` has to know of a model. The model is left as it was.
 
-    Merge costs say what merging tokens does to the output, for fixed plans: the default, and no labels are read. A
-    metric says how much differences of tokens matter, for adaptive plans, without labels, too. Scores say how much each
-    token matters (Eq. 9): the default where attention stays inside windows (Swin). An option that only one of them has
-    chooses it.
+    A metric says how much differences of tokens matter, for plans that adapt to the image: the default, and no labels
+    are read. Merge costs say what merging tokens does to the output, for fixed plans, without labels, too. Scores say
+    how much each token matters (Eq. 9): the default where attention stays inside windows (Swin). An option that only
+    one of them has chooses it.
 
     Args:
         model: An uncompressed model.

@@ -126,6 +126,7 @@ class TokenMetric:
 
     def save(self, path: str | Path) -> None:
         """Write the metric as safetensors, with what else it is made of as JSON in its header."""
+        expect_safetensors(path)
         write_tensors(Path(path), {PROJECTIONS: self.projections}, {HEADER: self.to_json()})
 
     @staticmethod
@@ -139,6 +140,14 @@ class TokenMetric:
         if HEADER not in texts or PROJECTIONS not in tensors:
             raise PmvitError(f"expected a metric that pmvit measured at {path}; got another safetensors file")
         return TokenMetric.from_json(texts[HEADER], tensors[PROJECTIONS], str(path))
+
+
+def expect_safetensors(path: str | Path) -> None:
+    """Raise `PmvitError` unless a file is called what it will be: by their ends, files of both kinds are told apart."""
+    if Path(path).suffix != ".safetensors":
+        raise PmvitError(
+            f"expected a name that ends in .safetensors for there are tensors in it; got {Path(path).name}"
+        )
 
 
 def is_metric(path: str | Path) -> bool:

@@ -13,7 +13,7 @@ from pmvit.config import PlanConfig, PlanOptions
 from pmvit.config.planning import Reconstruct
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document
-from pmvit.measuring.metric import PROJECTIONS, TokenMetric
+from pmvit.measuring.metric import PROJECTIONS, TokenMetric, expect_safetensors
 from pmvit.planning.plan import compressed_layers, record
 from pmvit.tensors import read_tensors, read_texts, write_tensors
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 FORMAT, VERSION = "pmvit-adaptive-plan", 1
-MOST_STEPS = 7  # comparing tokens takes time
 HEADER = "plan"  # what stands for the JSON in a file's header
 
 
@@ -109,6 +108,7 @@ class AdaptivePlan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan with its metric as safetensors, all but the projections as JSON in its header."""
+        expect_safetensors(path)
         write_tensors(Path(path), self.tensors(), {HEADER: self.to_json()})
 
     @staticmethod
@@ -140,9 +140,9 @@ class Span(NamedTuple):
         last = min(2 * depth // 3, depth - 1)
         return Span(min(max(round(0.87 * (share - 0.41) * depth), 0), last), last)
 
-    def weights(self, depth: int) -> tuple[float, ...]:
+    def weights(self, depth: int, most_steps: int) -> tuple[float, ...]:
         """How many merge before each block, in proportion; before some of them, evenly spaced, if they are many."""
-        steps = min(self.last - self.first + 1, MOST_STEPS)
+        steps = min(self.last - self.first + 1, most_steps)
         stride = (self.last - self.first) / max(steps - 1, 1)
         blocks = {int(self.first + stride * step + 0.5) for step in range(steps)}
         return tuple(float(block in blocks) for block in range(depth))
@@ -168,7 +168,8 @@ def plan_within(
         return sum(metric.left(merges)) <= (keep or 0.0) * depth * metric.num_patches
 
     for span in Span.usual(depth, share or 0.0).narrower():
-        weights = [weight if index in open_to else 0.0 for index, weight in enumerate(span.weights(depth))]
+        spread = span.weights(depth, config.steps)
+        weights = [weight if index in open_to else 0.0 for index, weight in enumerate(spread)]
         found = fitted(weights, metric.num_patches, fits) if any(weights) else None
         if found is not None:
             made_by = {

@@ -146,8 +146,9 @@ def check_method(measured: Measured, config: PlanConfig) -> None:
         raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; {names[kind]} leave no such choice")
     if kind != "measured" and config.least_step != PlanConfig.least_step:
         raise PmvitError(f"least_step: expected beside merge costs alone; {names[kind]} leave no such choice")
-    if kind != "adaptive" and config.multiple_of != 1:
-        raise PmvitError(f"multiple_of: expected beside a metric alone; got {names[kind]}, whose groups are fixed")
+    for name in ("multiple_of", "steps"):
+        if kind != "adaptive" and getattr(config, name) != getattr(PlanConfig, name):
+            raise PmvitError(f"{name}: expected beside a metric alone; got {names[kind]}, whose groups are fixed")
     if kind == "adaptive" and (config.reconstruct != "residual" or not config.attention_bias):
         raise PmvitError(
             "reconstruct, attention_bias: expected for fixed plans alone; adaptive ones keep what sets tokens apart; "

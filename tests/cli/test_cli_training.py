@@ -88,11 +88,11 @@ def test_run_goes_on_at_every_stage(start: Path, tmp_path: Path) -> None:
     command = ["run", start / "model", "--data", start / "data", "--keep", 0.6, "-o", tmp_path / "out", *OPTIONS]
     code, said = stop_after(4, signal.SIGKILL, tmp_path / "out", *command)
     assert code == -signal.SIGKILL, said
-    assert (tmp_path / "out" / "merge_costs.json").exists()
-    priced = (tmp_path / "out" / "merge_costs.json").stat().st_mtime_ns
+    assert (tmp_path / "out" / "metric.safetensors").exists()
+    measured = (tmp_path / "out" / "metric.safetensors").stat().st_mtime_ns
     done = pmvit_here(*command)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "merge_costs.json").stat().st_mtime_ns == priced
+    assert (tmp_path / "out" / "metric.safetensors").stat().st_mtime_ns == measured
     for word in ("original", "compressed", "tuned", "GFLOPs", "agreement"):
         assert word in done.stdout
     results = json.loads((tmp_path / "out" / "results.json").read_text())

@@ -18,10 +18,10 @@ def batches(sizes: tuple[int, ...] = (4, 4, 3)) -> list[tuple[torch.Tensor, torc
     return [(torch.randn(size, 3, 96, 96), torch.arange(size) % 7) for size in sizes]
 
 
-def test_merge_costs_unless_something_asks_for_another() -> None:
+def test_a_metric_unless_something_asks_for_another() -> None:
     vit, swin = small_vit(), small_swin()
-    assert measure_config(vit, None, {}) == MergeCostConfig()
-    assert measure_config(vit, None, {"limit": 5}) == MergeCostConfig(limit=5)
+    assert measure_config(vit, None, {}) == MetricConfig()
+    assert measure_config(vit, None, {"limit": 5}) == MetricConfig(limit=5)
     assert measure_config(vit, None, {"rank": 32}) == MetricConfig(rank=32)
     assert measure_config(vit, None, {"groups": "any"}) == MergeCostConfig(groups="any")
     assert measure_config(vit, None, {"loss": "entropy"}) == ScoreConfig(loss="entropy")
@@ -41,11 +41,13 @@ def test_merge_costs_unless_something_asks_for_another() -> None:
 
 def test_what_is_measured_is_what_was_asked_for(tmp_path: Path) -> None:
     model = small_vit()
-    costs = pmvit.measure(model, batches(), progress=False)
-    assert isinstance(costs, pmvit.MergeCosts)
-    assert costs == pmvit.measure(model, batches(), method="measured", progress=False)
-    metric = pmvit.measure(model, batches(), rank=16, progress=False)
+    metric = pmvit.measure(model, batches(), progress=False)
     assert isinstance(metric, TokenMetric)
+    same = pmvit.measure(model, batches(), method="adaptive", progress=False)
+    assert torch.equal(metric.projections, same.projections)
+    costs = pmvit.measure(model, batches(), groups="neighbours", progress=False)
+    assert costs == pmvit.measure(model, batches(), method="measured", progress=False)
+    assert isinstance(costs, pmvit.MergeCosts)
     scores = pmvit.measure(model, batches(), method="scored", progress=False)
     for name, measured in (("costs", costs), ("scores", scores), ("metric.safetensors", metric)):
         measured.save(tmp_path / name)

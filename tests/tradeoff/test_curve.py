@@ -10,10 +10,12 @@ from PIL import Image
 from torch import nn
 
 import pmvit
+from pmvit.compression import compression_of
 from pmvit.data.demo import demo_images, demo_loader, demo_model
 from pmvit.errors import PmvitError
+from pmvit.measuring import TokenMetric
 from pmvit.numbers.estimates import Estimate
-from pmvit.planning.planner import read_plan
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.tradeoff import Curve, CurvePoint
 from pmvit.tradeoff import search as search_room
 from tests.helpers import pmvit_here
@@ -149,8 +151,11 @@ def test_the_page_of_budgets_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         elif "--max-drop" in command and "curve" not in command:
             assert document["reached"]["drop"] <= 2
     chosen = next(row for row in json.loads((tmp_path / "curve/curve.json").read_text())["rows"] if row["is_chosen"])
-    costs = pmvit.MergeCosts.load(tmp_path / "fast/merge_costs.json")
-    assert read_plan(tmp_path / "chosen/plan.json") == pmvit.plan(costs, **chosen["budget"])
+    metric = TokenMetric.load(tmp_path / "fast/metric.safetensors")
+    compression = compression_of(pmvit.load(tmp_path / "chosen"))
+    assert compression is not None
+    assert isinstance(compression.what, AdaptivePlan)
+    assert compression.what.merges == pmvit.plan(metric, **chosen["budget"]).merges
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"pmvit": pmvit, "model": model, "loader": demo_loader("train", 32, 64)}
