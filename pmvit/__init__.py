@@ -3,7 +3,7 @@
     import pmvit
 
     measured = pmvit.measure(model, loader)  # any loader of images; labels are not read
-    plan = pmvit.plan(measured, keep=0.6)  # which tokens each block keeps, and what merges into what
+    plan = pmvit.plan(measured, keep=0.6)  # how many tokens merge before each block; every image says which
     small = pmvit.compress(model, plan)  # a copy that runs on fewer tokens
 
 or `small = pmvit.compress(model, pmvit.plan(pmvit.measure(model, loader), keep=0.6))`. What follows is as short:

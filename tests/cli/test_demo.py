@@ -36,7 +36,7 @@ def test_the_demo_shows_accuracy_and_speed_and_leaves_a_model_and_a_picture(
     assert pmvit.flops(small).gflops < 0.18
     assert Image.open(tmp_path / "out" / "blocks.png").width > 600
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    model = {"model.safetensors", "plan.json", "config.json", "README.md", "metric.safetensors", "metrics.jsonl"}
+    model = {"model.safetensors", "adaptive.json", "config.json", "README.md", "metric.safetensors", "metrics.jsonl"}
     assert names == {*model, "blocks.png", "report.html", "report.json"}
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     for title in ("Training loss", "Validation", "Token budget of each block", "top-1 accuracy"):

@@ -142,7 +142,7 @@ def test_the_page_of_budgets_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert result.returncode == 0, result.stderr
         document = json.loads(result.stdout)
         if "--speedup" in command:
-            assert document["reached"]["speedup"] >= 1.3
+            assert document["reached"]["speedup"] >= 1.1
             assert document["reached"]["runtime"] == "onnxruntime"
             assert (
                 "as fast as the original (onnxruntime, batch 1, 1 threads, cpu)"
