@@ -10,6 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from experiments import equal_speed
+from experiments.common import read_rows
+from experiments.paired import numbers
 from pmvit.errors import PmvitError
 from pmvit.numbers.tables import format_number, markdown_table
 
@@ -24,7 +29,11 @@ Row = dict[str, Any]
 
 
 def tables(root: Path = ROOT) -> str:
-    """Quality and speed, each beside ToMe's."""
+    """Quality at equal speed, at equal cost, and speed, each beside ToMe's."""
+    equal = markdown_table(
+        ("top-1 at equal speed, not tuned", "speed", "ours", "ToMe", "ours, fixed", "original"),
+        list(_equal_speed(root)),
+    )
     quality = markdown_table(
         ("", "GFLOPs", "ours", "ToMe", "its GFLOPs", "original", "how to measure it"),
         [*_classification(root), _segmentation(root)],
@@ -32,7 +41,7 @@ def tables(root: Path = ROOT) -> str:
     speed = markdown_table(
         ("times as fast", "GFLOPs", "ours", "ToMe", "its GFLOPs", "how to measure it"), list(_speeds(root))
     )
-    return f"{quality}\n\n{speed}\n"
+    return f"{equal}\n\n{quality}\n\n{speed}\n"
 
 
 def filled(text: str, root: Path = ROOT) -> str:
@@ -44,14 +53,36 @@ def filled(text: str, root: Path = ROOT) -> str:
     return f"{before}{START}\n{tables(root)}\n{END}{after}"
 
 
+def _equal_speed(root: Path) -> Iterable[Sequence[str]]:
+    """Points that no budget reaches are left empty; speeds that only one method reaches are left out."""
+    rows = read_rows(root / "experiments/equal_speed.json")
+    for title, model in MODELS.items():
+        original = numbers(next(iter(equal_speed.kept(model).values())), "original")
+        for runtime, batch, _ in equal_speed.PLACES:
+            for speed in equal_speed.SPEEDS:
+                curves = [equal_speed.curve(rows, model, method, runtime) for method in equal_speed.METHODS]
+                found = [equal_speed.at(points, speed) for points in curves]
+                if sum(each is not None for each in found) > 1:
+                    yield (
+                        f"{title}, {RUNTIMES[runtime.replace('onnxruntime', 'onnx')]}, batch {batch}",
+                        f"{format_number(speed, '.1f')}x",
+                        *("-" if each is None else _percent(100 * original - each[0]) for each in found),
+                        _percent(100 * original),
+                    )
+
+
+def _percent(values: Tensor) -> str:
+    return format_number(float(values.mean()), ".1f")
+
+
 def _classification(root: Path) -> Iterable[Sequence[str]]:
     planned, adaptive, calibrated = (
         _by_key(root, f"experiments/{name}.json") for name in ("measured_planner", "adaptive", "calibration")
     )
     kinds = {
-        "not tuned": ("measured_planner", planned, "measured", "measured"),
-        "not tuned, **adaptive** plan": ("adaptive", adaptive, "adaptive", "adaptive"),
-        "calibrated: 4 CPU minutes, no labels": ("calibration", calibrated, "before", "calibrated"),
+        "not tuned": ("adaptive", adaptive, "adaptive", "adaptive"),
+        "not tuned, fixed plan": ("measured_planner", planned, "measured", "measured"),
+        "fixed plan, calibrated: 4 CPU minutes, no labels": ("calibration", calibrated, "before", "calibrated"),
     }
     for kind, (name, rows, costing, judged) in kinds.items():
         for title, model in MODELS.items():
@@ -89,14 +120,14 @@ def _speeds(root: Path) -> Iterable[Sequence[str]]:
     """Every runtime; ToMe's of another run where ours has none, at its own GFLOPs."""
     fixed = [row for row in _read(root, "benchmarks/deployment.json")["rows"] if row.get("keep") == 0.6]
     adaptive = _read(root, "benchmarks/adaptive_speed.json")["rows"]
-    kinds = {"fixed plan": ("benchmarks.deployment", fixed), "adaptive plan": ("benchmarks.adaptive_speed", adaptive)}
+    kinds = {"": ("benchmarks.adaptive_speed", adaptive), "fixed plan, ": ("benchmarks.deployment", fixed)}
     for batch in (1, 16):
         for kind, (module, rows) in kinds.items():
             ours = [_speed(rows, "optimized", runtime, batch) for runtime in RUNTIMES]
             theirs = [_speed(adaptive, "tome", runtime, batch) for runtime in RUNTIMES]
             cost = _speed(rows, "compressed", "eager", batch)["gflops"]
             yield (
-                f"DeiT-Small (4.60 GFLOPs), {kind}, batch {batch}",
+                f"DeiT-Small (4.60 GFLOPs), {kind}batch {batch}",
                 format_number(cost, ".2f"),
                 _named(ours),
                 _named(theirs),

@@ -20,6 +20,7 @@ PAGE = ROOT / "docs/results.md"
 FOLDERS = ("experiments", "benchmarks")
 ORDER = {
     "Classification": {
+        "experiments/equal_speed.md": "At equal speed, not tuned",
         "experiments/comparison.md": "Side by side with other methods",
         "experiments/adaptive.md": "Plans that adapt to the image, not tuned",
         "experiments/measured_planner.md": "Measured plans, not tuned",
@@ -33,6 +34,7 @@ ORDER = {
         "experiments/pets_masks.md": "Segmenter on the Pets masks",
         "experiments/figure3.md": "mIoU against cost (the paper's Fig. 3)",
         "experiments/feature_maps.md": "Feature maps after compression",
+        "experiments/adaptive_features.md": "Embeddings and all tokens, adaptive plans, not tuned",
     },
     "Speed": {
         "benchmarks/results.md": "Eager PyTorch",

@@ -143,7 +143,8 @@ def test_the_results_are_those_of_experiments_and_benchmarks() -> None:
 def test_the_readme_quotes_what_was_measured_with_tome_at_every_budget() -> None:
     text = readme.PAGE.read_text(encoding="utf-8")
     assert text == readme.filled(text), "run python -m scripts.results"
-    quality, speed = text.partition(readme.START)[2].partition(readme.END)[0].strip().split("\n\n")
+    equal, quality, speed = text.partition(readme.START)[2].partition(readme.END)[0].strip().split("\n\n")
+    assert equal.count("\n") > 4
     for table, name in ((quality, "ours"), (speed, "ours")):
         titles, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
         ours, theirs = titles.index(name), titles.index("ToMe")

@@ -52,10 +52,15 @@ def measure(
 
     A metric, for adaptive plans, is written as safetensors, the others as JSON.
     """
+    from pmvit.config import MetricConfig
     from pmvit.measuring import measure_config
+    from pmvit.measuring.metric import expect_safetensors
 
     network = common.open_model(model, making, common.join_processes(device)[0])
-    found = common.measured_on(data, measure_config(network, method, measuring), network, output, reading)
+    config = measure_config(network, method, measuring)
+    if isinstance(config, MetricConfig):
+        expect_safetensors(output)
+    found = common.measured_on(data, config, network, output, reading)
     kind = {"Scores": "scores", "MergeCosts": "merge costs"}.get(type(found).__name__, "metric")
     console.print(f"{kind} from {found.images} images: {output}")
     return {"measured": output, "kind": kind, "images": found.images}
@@ -105,11 +110,11 @@ def compress(
 ) -> dict[str, Any] | None:
     """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
-    By default, what merges change in the predictions is measured. --method adaptive makes a plan that says how many
-    tokens merge and lets every image choose which. Where attention stays inside windows, and with options that only
-    scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --speedup is for a --runtime and --batch,
-    --max-drop for the images of --val: plans are tried until one fits. --method tome, evit, tofu, ...
-    (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
+    By default, the plan says how many tokens merge before each block and lets every image choose which. --method
+    measured makes a fixed plan, from what merges change in the predictions. Where attention stays inside windows, and
+    with options that only scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --speedup is for a
+    --runtime and --batch, --max-drop for the images of --val: plans are tried until one fits. --method tome, evit,
+    tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
     from pmvit import methods

@@ -106,6 +106,27 @@ def test_steps_one_by_one_give_the_same(compressed: Path, images: Path, tmp_path
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (compressed / "model.safetensors").read_bytes()
 
 
+def test_the_default_in_one_go_or_step_by_step(images: Path, tmp_path: Path) -> None:
+    model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
+    measuring = ("measure", *model, "--data", images, "--limit", 40)
+    refused = pmvit_here(*measuring, "-o", tmp_path / "metric.json")
+    assert refused.returncode == 1
+    assert "expected a name that ends in .safetensors" in refused.stderr
+    assert "measure" not in refused.stdout  # and nothing was
+    steps: list[tuple[Any, ...]] = [
+        ("compress", *model, "--data", images, "--limit", 40, "--keep", 0.6, "-o", tmp_path / "once"),
+        (*measuring, "-o", tmp_path / "metric.safetensors"),
+        ("plan", tmp_path / "metric.safetensors", "--keep", 0.6, "-o", tmp_path / "plan.safetensors"),
+        ("compress", *model, "--plan", tmp_path / "plan.safetensors", "-o", tmp_path / "out"),
+    ]
+    for step in steps:
+        result = pmvit_here(*step)
+        assert result.returncode == 0, result.stderr
+    names = ("adaptive.json", "model.safetensors")
+    once, out = ([(tmp_path / folder / name).read_bytes() for name in names] for folder in ("once", "out"))
+    assert once == out
+
+
 def test_a_measured_plan_in_one_go_or_step_by_step(images: Path, tmp_path: Path) -> None:
     model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
     result = pmvit_here(
