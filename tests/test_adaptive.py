@@ -21,7 +21,7 @@ from pmvit.errors import PmvitError
 from pmvit.measuring import TokenMetric
 from pmvit.measuring.flops import flops, model_cost
 from pmvit.planning.adaptive import AdaptivePlan
-from tests.helpers import small_vit
+from tests.helpers import pmvit_here, small_vit
 
 
 def metric_of(model: nn.Module, **options: Any) -> TokenMetric:
@@ -268,6 +268,10 @@ def test_saved_models_come_back_and_take_other_budgets(model: Any, metric: Token
         faster = pmvit.load(target, keep=0.5)
         with torch.inference_mode():
             assert torch.equal(faster(images), pmvit.compress(model, plan.at(keep=0.5))(images))
+    written = pmvit_here("export", tmp_path / "folder", "--keep", 0.5, "-o", tmp_path / "faster.pt2")
+    assert written.returncode == 0, written.stderr
+    exported: Any = torch.export.load(tmp_path / "faster.pt2").module()
+    assert torch.allclose(exported(images), faster(images), atol=1e-5)
 
 
 def test_metrics_and_plans_are_files(metric: TokenMetric, tmp_path: Path) -> None:

@@ -230,6 +230,7 @@ def _measured_beside(model: "nn.Module", path: Path) -> "Measured":
 def export(
     model: opt.Saved,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    budget: opt.Budget,
     to: Annotated[Runtime | None, typer.Option(help="The runtime; by the file's ending if left out.")] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="The one batch size the file is for.", show_default="any")
@@ -241,7 +242,10 @@ def export(
     threads: opt.Threads = None,
     device: Annotated[str, typer.Option(help="cpu, where every runtime can be compared.")] = "cpu",
 ) -> dict[str, Any]:
-    """Write a model for a runtime; done means that it was loaded back there and gave the same as PyTorch."""
+    """Write a model for a runtime; done means that it was loaded back there and gave the same as PyTorch.
+
+    With --keep, --gflops or --flops-share, a model with an adaptive plan gets another budget than it was saved with.
+    """
     import pmvit
     from pmvit.data.opening import open_loader
 
@@ -250,7 +254,7 @@ def export(
             f"--device: expected cpu, got {device}: what is written is compared there, by ONNX Runtime's CPU provider "
             "and the like, and runs wherever its runtime does"
         )
-    network = pmvit.load(model)
+    network = pmvit.load(model, **budget)
     images = None if data is None else open_loader(network, data, labels=False, batch_size=8, workers=0, shuffle=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it warns of is said below, in one line
@@ -271,6 +275,7 @@ def export(
 @opt.verb
 def benchmark(
     model: opt.Saved,
+    budget: opt.Budget,
     against: Annotated[
         str | None,
         typer.Option(
@@ -305,11 +310,14 @@ def benchmark(
     device: opt.Device = "cpu",
     output: opt.ResultFolder = None,
 ) -> dict[str, Any]:
-    """Measure speed side by side: all variants take turns in one run, on the same images and threads."""
+    """Measure speed side by side: all variants take turns in one run, on the same images and threads.
+
+    With --keep, --gflops or --flops-share, a model with an adaptive plan gets another budget than it was saved with.
+    """
     import pmvit
     from pmvit.runtime.bench.run import overhead
 
-    network = pmvit.load(model, device=device)
+    network = pmvit.load(model, device=device, **budget)
     sizes = opt.batch_sizes(batch)
     if in_place:
         ignored = {"against": against, "runtime": runtime, "memory": memory, "original": original}

@@ -240,6 +240,7 @@ DEVICES = value_of("cpu", "cuda", "mps")
 
 Measuring = Annotated[MeasureOptions, Fields(MergeCostConfig, ScoreConfig, MetricConfig, but=("memory", "seed"))]
 Planning = Annotated[PlanOptions, Fields(PlanConfig)]
+Budget = Annotated[PlanOptions, Fields(PlanConfig, only=("keep", "gflops", "flops_share"))]  # of a saved model
 Speed = Annotated[SpeedOptions, Fields(SpeedConfig)]
 Tuning = Annotated[FinetuneOptions, Fields(FinetuneConfig, but=("cpu",))]
 Making = Annotated[dict[str, Any], Fields(ModelOptions)]
