@@ -292,8 +292,8 @@ def test_metrics_of_earlier_versions_are_read(metric: TokenMetric) -> None:
     """They chose in one round; the first counted the last MLP on all groups, had schedules, and other words."""
     document = json.loads(metric.to_json())
     config = document["config"]
-    config.pop("rounds")
-    metric = replace(metric, config=replace(metric.config, rounds=1))
+    config.pop("matchings")
+    metric = replace(metric, config=replace(metric.config, matchings=1))
     second = TokenMetric.from_json(json.dumps({**document, "version": 2}), metric.projections)
     assert second.config == metric.config
     document.pop("spares_last_mlp")
@@ -323,16 +323,13 @@ def test_budgets_are_kept(metric: TokenMetric, budget: dict[str, float], multipl
 
 @pytest.mark.parametrize("share", [0.79, 0.68, 0.58, 0.5, 0.3])
 def test_budgets_are_used(share: float, metric: TokenMetric) -> None:
-    """A merge less would cost too much: counts of a span differ by one, where equal ones would leave some unused."""
+    """But for what one merge saves: counts of a span differ by one, where equal ones would leave more unused."""
     cost = model_cost(timm.create_model("vit_tiny_patch16_224"))
     large = replace(metric, grid=(14, 14), cost=cost, projections=torch.zeros(12, 192, 64))
     budget = cost.outside + share * (cost.macs - cost.outside)
     plan = pmvit.plan(large, gflops=budget / 1e9)
     counts = [r for r in plan.merges if r]
-    *before, last = counts
-    fewer = [r if r != last or any(plan.merges[index + 1 :]) else r - 1 for index, r in enumerate(plan.merges)]
-    assert sum(fewer) == sum(before) + last - 1
-    assert large.macs(plan.merges) <= budget < large.macs(fewer)
+    assert 0.995 * budget < large.macs(plan.merges) <= budget
     assert max(counts) - min(counts) <= 1
 
 

@@ -80,7 +80,7 @@ class TokenMetric:
         """What projecting, comparing and merging take in a step."""
         rank, left = self.projections.shape[-1], self.num_prefix + count - r
         total = (self.num_prefix + count) * width * rank + left * r * (width + 2)
-        rounds = rounds_of(count, r, self.config.rounds)
+        rounds = rounds_of(count, r, self.config.matchings)
         for number, merged in enumerate(rounds):
             others = count // 2
             total += (count - others) * others * rank
@@ -159,7 +159,7 @@ def _upgrade(document: dict[str, Any], where: str) -> dict[str, Any]:
     """A document as today's version has it."""
     if document["version"] > 2 or not isinstance(document.get("config"), dict):
         return document
-    document = {**document, "config": {**document["config"], "rounds": 1}}
+    document = {**document, "config": {**document["config"], "matchings": 1}}
     if document["version"] > 1:
         return document
     config = {"rank" if name == "numbers" else name: value for name, value in document["config"].items()}

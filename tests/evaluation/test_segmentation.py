@@ -116,7 +116,9 @@ def test_compress_and_evaluate_by_name(checkpoint: Path, tmp_path: Path) -> None
     folder = plain(tmp_path / "data", [1, 2, 3, 0], count=3)
     named = ("segmenter:vit_tiny_patch16_384", "--weights", checkpoint, "--size", 32, "--decoder", "mask")
     reading = ("--data", folder, "--first-label", 1, "--workers", 0, "--batch-size", 2)
-    result = run("compress", *named, "--classes", 3, *reading, "--keep", 0.5, "-o", tmp_path / "small")
+    result = run(
+        "compress", *named, "--classes", 3, *reading, "--method", "measured", "--keep", 0.5, "-o", tmp_path / "small"
+    )
     assert result.exit_code == 0, result.output
     plan = json.loads((tmp_path / "small" / "plan.json").read_text())
     assert plan["made_by"]["plan"]["skip"] == [0, 1, -2, -1]
@@ -136,9 +138,8 @@ def test_compress_and_evaluate_by_name(checkpoint: Path, tmp_path: Path) -> None
 def test_skip_none_and_options_of_other_models(checkpoint: Path, tmp_path: Path) -> None:
     folder = plain(tmp_path / "data", [0, 1, 2], count=2)
     named = ("segmenter:vit_tiny_patch16_384", "--weights", checkpoint)
-    result = run(
-        "compress", *named, "--data", folder, "--workers", 0, "--keep", 0.5, "--skip", "none", "-o", tmp_path / "m"
-    )
+    reading = ("--data", folder, "--workers", 0, "--method", "measured")
+    result = run("compress", *named, *reading, "--keep", 0.5, "--skip", "none", "-o", tmp_path / "m")
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "m" / "plan.json").read_text())["made_by"]["plan"]["skip"] == []
     refused = run("measure", "vit_tiny_patch16_224", "--data", folder, "--classes", 3, "-o", tmp_path / "s.json")

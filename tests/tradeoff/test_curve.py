@@ -74,7 +74,8 @@ def test_the_chosen_point_is_the_fastest_that_keeps_enough_and_is_marked(curve: 
 def test_a_speed_chooses_the_best_that_is_fast_enough(demo: Any) -> None:
     model, costs, data = demo
     result = pmvit.curve(model, data[:1], costs, keep=[0.9, 0.5], speedup=0.1, rounds=3, progress=False)
-    assert result.chosen == min(result.rows[1:], key=lambda row: row.drop.value)
+    assert result.chosen is not None
+    assert result.chosen.drop.value == min(row.drop.value for row in result.rows[1:])
     none = pmvit.curve(model, data[:1], costs, keep=[0.9], speedup=1000.0, rounds=3, progress=False)
     assert none.chosen is None
 
@@ -168,15 +169,15 @@ def test_the_page_of_budgets_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_command_line_says_what_is_missing(demo: Any, tmp_path: Path) -> None:
     model, costs, _ = demo
     pmvit.save(model, tmp_path / "original")
-    costs.save(tmp_path / "costs.json")
-    base = ("compress", "original", "--measured", "costs.json", "-o", "out")
+    costs.save(tmp_path / "metric.safetensors")
+    base = ("compress", "original", "--measured", "metric.safetensors", "-o", "out")
     for words, message in (
         ((*base, "--max-drop", 1), "--max-drop: expected --val"),
         ((*base, "--keep", 0.5, "--val", "original"), "--val: expected with --max-drop alone"),
         ((*base, "--keep", 0.5, "--runtime", "eager"), "expected with speedup alone"),
         (("curve", "original", "-o", "out"), "expected --val"),
         (("curve", "original", "--val", "original", "-o", "out"), "expected --data to measure on, or --measured"),
-        (("curve", "original", "--val", "x", "--keep", "a", "-o", "out", "--measured", "costs.json"), "x"),
+        (("curve", "original", "--val", "x", "--keep", "a", "-o", "out", "--measured", "metric.safetensors"), "x"),
     ):
         result = pmvit_here(*words, cwd=tmp_path)
         assert result.returncode == 1
