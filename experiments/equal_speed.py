@@ -100,7 +100,8 @@ def markdown(rows: list[Row]) -> str:
         "# What is kept at equal speed, without fine-tuning",
         "`python -m experiments.equal_speed` made this page. Speed is times as fast as the original in the same "
         "runtime, measured in turns on two CPU threads; what is lost lies on straight lines between four budgets, of "
-        "which the fastest may be slower than a speed: then there is no number. On "
+        "which the fastest may be slower than a speed: then there is no number. Ours are as `optimize_for_inference` "
+        "leaves them, as in an export; ToMe is as its authors run it, for the passes know nothing of it. On "
         f"{IMAGES:,} images of ImageNet's validation set, in brackets 95 % intervals from resampling them.",
         f"![Points lost over speed]({NAME}.png)",
     ]

@@ -34,7 +34,6 @@ ORDER = {
         "experiments/pets_masks.md": "Segmenter on the Pets masks",
         "experiments/figure3.md": "mIoU against cost (the paper's Fig. 3)",
         "experiments/feature_maps.md": "Feature maps after compression",
-        "experiments/adaptive_features.md": "Embeddings and all tokens, adaptive plans, not tuned",
     },
     "Speed": {
         "benchmarks/results.md": "Eager PyTorch",
