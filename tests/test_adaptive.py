@@ -329,7 +329,8 @@ def test_budgets_are_used(share: float, metric: TokenMetric) -> None:
     budget = cost.outside + share * (cost.macs - cost.outside)
     plan = pmvit.plan(large, gflops=budget / 1e9)
     counts = [r for r in plan.merges if r]
-    assert 0.995 * budget < large.macs(plan.merges) <= budget
+    used = 0.995 if share == 0.5 else 0.997  # at 0.5 one merge fewer, in the last step, would still fit
+    assert used * budget < large.macs(plan.merges) <= budget
     assert max(counts) - min(counts) <= 1
 
 
