@@ -199,7 +199,18 @@ def fitted(shape: Sequence[float], patches: int, fits: Callable[[tuple[int, ...]
             low = middle
         else:
             high, found = middle, merges
-    return found if found is not None and sum(found) < patches and fits(found) else None
+    if found is None or sum(found) >= patches or not fits(found):
+        return None
+    while fewer := next(filter(fits, one_fewer(found)), None):  # rounds of a step are whole: more merges may cost more
+        found = fewer
+    return found
+
+
+def one_fewer(merges: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """These merges without one of the last step, or of those before it, but only where most merge."""
+    for index in reversed(range(len(merges))):
+        if merges[index] == max(merges) > 0:
+            yield (*merges[:index], merges[index] - 1, *merges[index + 1 :])
 
 
 def rounded(merges: Sequence[int], metric: TokenMetric, multiple_of: int) -> tuple[int, ...]:
