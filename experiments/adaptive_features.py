@@ -12,6 +12,7 @@ measured both ways. Rows go to `adaptive_features.json`, tables to `adaptive_fea
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,9 +43,12 @@ class Subject:
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.is_dense = name in MODELS
-        arguments = {"global_pool": ""} if self.is_dense else {"img_size": 224}
         weights = settings.data / "weights" / f"{name}.safetensors"
-        self.model = create_model(name, weights, num_classes=0, **arguments)
+        arguments: dict[str, Any] = {} if self.is_dense else {"num_classes": 0, "img_size": 224}
+        self.model = create_model(name, weights, **arguments)
+        if self.is_dense:
+            timm_model: Any = self.model
+            timm_model.reset_classifier(0, "")
         self.cost: ModelCost = model_cost(self.model)
         folder = settings.data / ("imagenet" if self.is_dense else "pets/images")
         self.measured_on, tested_on = folder / "train", folder / ("val" if self.is_dense else "test")
@@ -67,7 +71,7 @@ class Subject:
         """The model at this share of the FLOPs of its blocks."""
         budget = self.cost.outside + share * (self.cost.macs - self.cost.outside)
         if method == TOME:
-            merged = (pmvit.compress(self.model, Tome(r)) for r in range(1, 120))
+            merged = (pmvit.compress(self.model, Tome(r, unmerge=self.is_dense)) for r in range(1, 120))
             return next(small for small in merged if pmvit.flops(small).macs <= budget)
         kind = "measured" if method == FIXED else "adaptive"
         if kind not in self.known:
@@ -109,13 +113,13 @@ def copied_back(small: nn.Module) -> None:
 
 
 def measure(rows: Rows, settings: Settings) -> None:
-    for name in (EMBEDDING, *MODELS):
-        subject = cache(partial(Subject, name, settings))
-        methods = (ADAPTIVE, COPIED, TOME, FIXED) if name in MODELS else (ADAPTIVE, TOME, FIXED)
-        for method in methods:
+    """All rows that are missing; fixed plans, whose measuring takes longest, at the end."""
+    subjects = {name: cache(partial(Subject, name, settings)) for name in (EMBEDDING, *MODELS)}
+    for method in (ADAPTIVE, TOME, COPIED, FIXED):
+        for name in MODELS if method == COPIED else subjects:
             for share in SHARES:
                 key = {"model": name, "method": method, "share": share, "images": settings.images}
-                rows.add(key, partial(lambda subject, *what: subject().row(*what), subject, method, share))
+                rows.add(key, partial(lambda subject, *what: subject().row(*what), subjects[name], method, share))
 
 
 def markdown(rows: list[Row]) -> str:
