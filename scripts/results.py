@@ -33,6 +33,7 @@ ORDER = {
     "Segmentation and feature maps": {
         "experiments/pets_masks.md": "Segmenter on the Pets masks",
         "experiments/figure3.md": "mIoU against cost (the paper's Fig. 3)",
+        "experiments/adaptive_features.md": "Embeddings and all tokens with adaptive plans, not tuned",
         "experiments/feature_maps.md": "Feature maps after compression",
     },
     "Speed": {
