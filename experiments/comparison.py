@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +43,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 MODELS = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
 MIDDLE = 0.86
 BUDGETS = (MIDDLE, 0.74, 0.99)  # GFLOPs of the plans that keep 0.7, 0.6 and 0.8 of the tokens
-RUNTIMES = ("eager", "onnxruntime")
+RUNTIMES = ("eager", "onnxruntime", "openvino")
 
 Row = dict[str, Any]
 Batches = list[tuple[Tensor, Tensor]]
@@ -94,7 +94,8 @@ def evaluate(model: nn.Module, batches: Batches, reference: list[Tensor]) -> dic
 def measured(row: ComparisonRow, model: nn.Module, batches: Batches, reference: list[Tensor]) -> Row:
     """A row with what the images say, and how sure that is."""
     found = evaluate(model, batches, reference)
-    means: dict[str, Any] = {name: float(values.mean()) for name, values in found.items()}
+    names = {field.name for field in fields(Evaluation)}
+    means: dict[str, Any] = {name: float(values.double().mean()) for name, values in found.items() if name in names}
     error = float(found["top1"].std(correction=0)) / len(found["top1"]) ** 0.5
     row = replace(row, evaluation=Evaluation(len(found["top1"]), 0, top1_error=error, **means))
     drop = found["top1"] - found["reference_top1"]
