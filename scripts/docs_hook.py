@@ -41,7 +41,9 @@ def _inside(link: re.Match[str]) -> str:
     folder, _, file = target.partition("/")
     if file.endswith(".md"):
         stem = file.removesuffix(".md")
-        return f"](results.md#{stem if folder == 'experiments' else f'{folder}-{stem}'}"
+        name = stem if folder == "experiments" else f"{folder}-{stem}"
+        pages = (path for path in (ROOT / "docs").glob("results_*.md") if f'<a id="{name}">' in path.read_text("utf-8"))
+        return f"]({next(path.name for path in pages)}#{name}"
     return f"]({target.replace('.ipynb', '.md')}"
 
 

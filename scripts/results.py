@@ -1,9 +1,9 @@
-"""Collect the pages that experiments and benchmarks wrote into one page of the documentation.
+"""Collect the pages that experiments and benchmarks wrote into pages of the documentation, by subject.
 
     python -m scripts.results
 
-makes the tables of the README, too. Nothing there is typed by hand. A new page needs one line in `ORDER`, which gives
-it a place and a title; until it has one, it stands at the end.
+makes the first page of results, the leaderboard and the tables of the README, too. Nothing there is typed by hand. A
+new page needs one line in `ORDER`, which gives it a place and a title; until it has one, it stands on a page `More`.
 """
 
 import re
@@ -13,7 +13,7 @@ from posixpath import normpath
 
 from pmvit.errors import PmvitError
 from pmvit.files import write_text
-from scripts import readme
+from scripts import leaderboard, readme
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/results.md"
@@ -62,8 +62,13 @@ ORDER = {
 REST = "More"
 HEAD = """# Results
 
-`python -m scripts.results` made this page of the pages that experiments and benchmarks write beside themselves. Each
-says how it was measured; the command makes it again.
+What a user needs first: what is kept at equal speed, at equal cost, and how much faster that is. `python -m
+scripts.results` made this page, and those linked below, of what experiments and benchmarks wrote down; the last column
+has the command that measures a row again. Every method side by side: the [leaderboard](leaderboard.md).
+"""
+ALL = """## Everything that was measured
+
+By subject, each with the command that makes it again. In brackets on these pages: 95 % intervals.
 """
 HEADING = re.compile(r"(#+) (.+)")
 LINK = re.compile(r"\]\(([^)#:]+)\)")
@@ -78,8 +83,14 @@ def name_of(path: str) -> str:
     return stem if folder == "experiments" else f"{folder}-{stem}"
 
 
-def collect(root: Path = ROOT) -> str:
-    """The text of the page, from what lies below `root` now.
+def file_of(section: str) -> str:
+    """The page of a subject: that of `The paper's tables` is `results_paper.md`."""
+    words = re.findall(r"[a-z]{4,}", section.lower())
+    return f"results_{words[0]}.md"
+
+
+def collect(root: Path = ROOT) -> dict[str, str]:
+    """The pages of the documentation by name, from what lies below `root` now.
 
     Raises:
         PmvitError: If `ORDER` names a page that is not there.
@@ -91,15 +102,27 @@ def collect(root: Path = ROOT) -> str:
     texts = {path: (root / path).read_text(encoding="utf-8") for path in there}
     rest = {path: _title(texts[path]) for path in there if path not in declared}
     sections = {**ORDER, **({REST: rest} if rest else {})}
+    places = {path: f"{file_of(section)}#{name_of(path)}" for section, pages in sections.items() for path in pages}
     index = ["| | made with |", "|---|---|"]
-    parts = []
+    made = {}
     for section, pages in sections.items():
-        parts.append(f"## {section}")
+        index.append(f"| **[{section}]({file_of(section)})** | |")
+        parts = [f"# {section}", "[All results](results.md)"]
         for path, title in pages.items():
-            index.append(f"| [{title}](#{name_of(path)}) | {_made_with(texts[path])} |")
-            body = "\n".join(_lines(texts[path], path, there)).strip()
-            parts.append(f'<a id="{name_of(path)}"></a>\n\n### {title}\n\n{body}')
-    return "\n\n".join([HEAD.strip(), "\n".join(index), *parts]) + "\n"
+            index.append(f"| [{title}]({places[path]}) | {_made_with(texts[path])} |")
+            body = "\n".join(_lines(texts[path], path, places)).strip()
+            parts.append(f'<a id="{name_of(path)}"></a>\n\n## {title}\n\n{body}')
+        made[file_of(section)] = "\n\n".join(parts) + "\n"
+    return {"index": "\n".join(index), **made}
+
+
+def pages(root: Path = ROOT) -> dict[Path, str]:
+    """All that is made, by where it lies."""
+    collected = collect(root)
+    links = LINK.sub(lambda found: f"](../{found[1]})", readme.tables(root).strip())
+    front = "\n\n".join([HEAD.strip(), links, ALL.strip(), collected.pop("index")]) + "\n"
+    made = {"results.md": front, "leaderboard.md": leaderboard.page(root), **collected}
+    return {PAGE.with_name(name): text for name, text in made.items()}
 
 
 def _title(text: str) -> str:
@@ -113,23 +136,24 @@ def _made_with(text: str) -> str:
     return f"{made_with}, commit `{commit[1]}`" if commit else made_with
 
 
-def _lines(text: str, path: str, there: list[str]) -> Iterator[str]:
-    """The page without its title, its headings two levels deeper, its links seen from docs/."""
+def _lines(text: str, path: str, places: dict[str, str]) -> Iterator[str]:
+    """The page without its title, its headings a level deeper, its links seen from docs/."""
     folder = Path(path).parent
 
     def relink(found: re.Match[str]) -> str:
         target = normpath(folder / found[1])
-        return f"](#{name_of(target)})" if target in there else f"](../{target})"
+        return f"]({places.get(target, f'../{target}')})"
 
     for line in text.replace(" made this page", " made what follows").splitlines():
         heading = HEADING.fullmatch(line)
         if heading is None:
             yield LINK.sub(relink, line)
         elif heading[1] != "#":
-            yield f"##{line}"
+            yield f"#{line}"
 
 
 if __name__ == "__main__":
-    write_text(PAGE, collect())
+    for page, text in pages().items():
+        write_text(page, text)
     write_text(readme.PAGE, readme.filled(readme.PAGE.read_text(encoding="utf-8")))
-    print(f"wrote {PAGE.relative_to(ROOT)}, and the tables of {readme.PAGE.relative_to(ROOT)}")
+    print("wrote docs/results*.md and docs/leaderboard.md, and the tables of README.md")

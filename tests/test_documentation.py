@@ -14,6 +14,7 @@ import pytest
 import pmvit
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.hosts import host as hosts
+from pmvit.methods import METHODS
 from scripts import drawings, readme, results
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +53,22 @@ def test_the_page_of_adaptive_plans_runs(tmp_path: Path, monkeypatch: pytest.Mon
     exec(code, names)  # noqa: S102  # the text that users are shown, with a model that needs no network
     assert pmvit.flops(names["faster"]).gflops <= 0.15 < pmvit.flops(names["model"]).gflops
     assert names["exported"].images >= names["exported"].chose_otherwise >= 0
+
+
+def test_the_method_of_the_documentation_is_one_like_any_other(tmp_path: Path) -> None:
+    text = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    part = text[text.index("## Adding a method") :]
+    defined, _ = re.findall(r"```python\n(.*?)```", part, flags=re.DOTALL)
+    model = demo_model()
+    names: dict[str, Any] = {}
+    try:
+        exec(defined, names)  # noqa: S102  # the very text that users are shown
+        made = pmvit.compress(model, names["Longest"].at(0.5, model))
+        pmvit.save(made, tmp_path / "made")
+        assert pmvit.flops(pmvit.load(tmp_path / "made")) == pmvit.flops(made)
+    finally:
+        METHODS.pop("longest", None)
+    assert 0.65 < pmvit.flops(made).macs / pmvit.flops(model).macs < 0.8  # half the patches, in the last 3 of 6 blocks
 
 
 def test_every_method_of_a_host_is_documented() -> None:
@@ -137,7 +154,13 @@ def test_every_public_name_is_on_the_api_page() -> None:
 
 
 def test_the_results_are_those_of_experiments_and_benchmarks() -> None:
-    assert results.PAGE.read_text(encoding="utf-8") == results.collect(), "run python -m scripts.results"
+    made = results.pages()
+    for page, text in made.items():
+        assert page.read_text(encoding="utf-8") == text, "run python -m scripts.results"
+    lengths = {page.name: len(text) for page, text in made.items()}
+    assert lengths["results.md"] < 16_000  # it is for who wants to know what he gets
+    there = {path.name for path in results.PAGE.parent.glob("results*.md")}
+    assert there | {"leaderboard.md"} == set(lengths)
 
 
 def test_the_readme_quotes_what_was_measured_with_tome_at_every_budget() -> None:
@@ -161,10 +184,12 @@ def test_a_new_result_is_collected_with_its_command_commit_and_pictures(tmp_path
         (tmp_path / path).write_text("# Old\n")
     page = "# New\n\n`python -m experiments.new` made this page at commit `0123abc`.\n\n## Part\n\n"
     (tmp_path / "experiments/new.md").write_text(page + "![drawn](new.png) [old](pets.md)\n")
-    text = results.collect(tmp_path)
-    assert "| [New](#new) | `python -m experiments.new`, commit `0123abc` |" in text
-    assert "#### Part" in text
-    assert "![drawn](../experiments/new.png) [old](#pets)" in text
+    made = results.collect(tmp_path)
+    assert "| [New](results_more.md#new) | `python -m experiments.new`, commit `0123abc` |" in made["index"]
+    assert "\n### Part\n" in made["results_more.md"]
+    link = "results_classification.md#pets"
+    assert f"![drawn](../experiments/new.png) [old]({link})" in made["results_more.md"]
+    assert '<a id="pets">' in made["results_classification.md"]
     (tmp_path / "experiments/pets.md").unlink()
     with pytest.raises(pmvit.PmvitError, match=r"expected a page at experiments/pets\.md"):
         results.collect(tmp_path)
