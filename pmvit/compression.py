@@ -4,7 +4,7 @@ import copy
 import warnings
 from dataclasses import replace
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Model = TypeVar("Model", bound=nn.Module)
+SAVING_VERBS = ("save_pretrained", "push_to_hub")  # of other libraries' models
 
 
 def compress(model: Model, what: Recipe, *, learn: Learn = "group", inplace: bool = False) -> Model:
@@ -65,8 +66,31 @@ def compress(model: Model, what: Recipe, *, learn: Learn = "group", inplace: boo
 
 def wrap(model: nn.Module, what: Recipe, learn: Learn, original: Original, tuned: tuple[Tuned, ...] = ()) -> None:
     """Compress a model in place that is known to be uncompressed, to be made of this original, and tuned so."""
-    changes = tuple(wrap_blocks(what, model, learn))
+    changes = (*wrap_blocks(what, model, learn), *_without_save_pretrained(model))
     model.compression = Compression(what, learn, changes, original, tuned)  # type: ignore[assignment]  # a record
+
+
+def _without_save_pretrained(model: nn.Module) -> list[HostChange]:
+    """Have a compressed model refuse `save_pretrained` of its own library, which knows nothing of wrapped blocks.
+
+    It would write weights by names that `from_pretrained` does not find, and no plan. Models inside it that hold the
+    blocks, as the tower of a classifier, refuse it, too; so does whatever calls it, as a Trainer. `push_to_hub` would
+    first make a repository.
+    """
+    blocks = host_of(model).block_names()
+    changes = []
+    for name, module in model.named_modules():
+        if not name or any(block.startswith(f"{name}.") for block in blocks):
+            able = [verb for verb in SAVING_VERBS if callable(getattr(module, verb, None))]
+            changes += [HostChange.make(module, verb, _refuse_save_pretrained) for verb in able]
+    return changes
+
+
+def _refuse_save_pretrained(*_: Any, **__: Any) -> NoReturn:
+    raise PmvitError(
+        "expected pmvit.save for a compressed model, got its library's own, which would lose the compression: use "
+        "pmvit.save(model, folder) and pmvit.load(folder), or pmvit.decompress the model first"
+    )
 
 
 def _warn_of_other_weights(model: nn.Module, what: Recipe, weights: str | None) -> None:

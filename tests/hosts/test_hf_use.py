@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import pmvit
@@ -18,6 +17,7 @@ from pmvit.evaluation.classification import Evaluation
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.hosts.outputs import num_classes_of, predict
 from pmvit.loading import create_model
+from scripts.sweep_models import reduced_hf
 from tests.helpers import small_plan
 from tests.hosts.hf_models import FAMILIES, images_for, make, vit
 from tests.hosts.layouts import check_same_as_timm, hugging_face_vit
@@ -120,8 +120,37 @@ def test_the_trainer_of_transformers_takes_it(tmp_path: Path) -> None:
     changed = {name for name, value in small.state_dict().items() if not torch.equal(value, before[name])}
     assert any("merge_weights" in name for name in changed)
     assert any(".block.attention" in name for name in changed)
-    small.save_pretrained(tmp_path / "theirs", save_original_format=False)
-    small.load_state_dict(load_file(tmp_path / "theirs/model.safetensors"))  # with the names of the compressed model
+
+
+def test_save_pretrained_refuses_to_lose_the_compression(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = make("vit")
+    metric = pmvit.measure(model, [images_for(model)], method="adaptive", rank=8, progress=False)
+    for what in (small_plan(model), pmvit.plan(metric, keep=0.7)):
+        small: Any = pmvit.compress(model, what)
+        again = copy.deepcopy(small)
+        for inner in (small, small.base_model, again):
+            for save in (inner.save_pretrained, inner.push_to_hub):
+                with pytest.raises(pmvit.PmvitError, match=r"use pmvit\.save\(model, folder\)") as said:
+                    save(str(tmp_path / "theirs"))
+                assert "\n" not in str(said.value)
+        assert not (tmp_path / "theirs").exists()
+        assert again.save_pretrained is not model.save_pretrained
+        for plain in map(pmvit.decompress, (small, again)):
+            assert {"save_pretrained", "push_to_hub"} & (set(vars(plain)) | set(vars(plain.base_model))) == set()
+            plain.save_pretrained(tmp_path / "plain")
+            found = type(model).from_pretrained(tmp_path / "plain")
+            assert all(torch.equal(value, model.state_dict()[name]) for name, value in found.state_dict().items())
+    small = pmvit.compress(model, small_plan(model))
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path / "run"), report_to=[], use_cpu=True)
+    with pytest.raises(pmvit.PmvitError, match=r"use pmvit\.save"):
+        transformers.Trainer(model=small, args=arguments).save_model()
+    assert [path.name for path in (tmp_path / "run").rglob("*") if path.is_file()] == []
+    both = reduced_hf("CLIPModel", "CLIPConfig", {})
+    clip: Any = pmvit.compress(both, small_plan(both))
+    with pytest.raises(pmvit.PmvitError, match=r"use pmvit\.save"):
+        clip.vision_model.save_pretrained(tmp_path / "theirs")
+    clip.text_model.save_pretrained(tmp_path / "text")  # it is as it was
 
 
 def test_embeddings_are_tuned_towards_the_original(tmp_path: Path, pictures: Path) -> None:
