@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from pmvit.flow import Channel, Flow, Groups
@@ -45,6 +46,7 @@ class Choice(NamedTuple):
     into: Tensor
 
 
+@torch.fx.wrap
 def take(values: Tensor, places: Tensor) -> Tensor:
     """Rows of (batch, tokens, width) values at (batch, count) places, for each image its own."""
     batch, count, width = values.shape
@@ -70,6 +72,7 @@ def pair_costs(points: Tensor, sizes: Tensor | None) -> Tensor:
     return distances / (shares[:, ::2] + shares[:, 1::2].transpose(1, 2))  # times s_a s_b / (s_a + s_b)
 
 
+@torch.fx.wrap
 def choose(points: Tensor, sizes: Tensor | None, rounds: Sequence[int]) -> Choice:
     """Find which patch tokens merge, a part of them in each round.
 
@@ -125,6 +128,7 @@ def _merge_points(
     return left[..., :-1] / left[..., -1:], left[..., -1:]
 
 
+@torch.fx.wrap
 def merge_chosen(tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefix: int) -> tuple[Tensor, Tensor]:
     """Tokens after a step, prefix tokens first; and how many patches each stands for, (batch, tokens, 1).
 
@@ -150,12 +154,14 @@ def merge_chosen(tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefi
     return total * (length / (size * total.norm(dim=-1, keepdim=True)).clamp_min(1e-12)), size
 
 
+@torch.fx.wrap
 def with_prefix(places: Tensor, num_prefix: int) -> Tensor:
     """Places among all tokens of (batch, count) places among the patch tokens, with the prefix tokens before them."""
     prefix = torch.arange(num_prefix, device=places.device).expand(places.shape[0], -1)
     return torch.cat([prefix, places + num_prefix], dim=1)
 
 
+@torch.fx.wrap
 def places_after(choice: Choice, num_prefix: int) -> Tensor:
     """Where each token is found after a step, (batch, tokens), prefix tokens included."""
     left = torch.arange(choice.kept.shape[1], device=choice.kept.device)
@@ -195,7 +201,8 @@ class MergeStep(nn.Module):
             points = points - points.mean(1, keepdim=True)  # distances stay, and lose less to rounding
             of_patches = None if sizes is None else sizes[:, self.num_prefix :].float()
             choice = choose(points, of_patches, self.rounds)
-        return *merge_chosen(tokens, sizes, choice, self.num_prefix), choice
+        merged, sizes = merge_chosen(tokens, sizes, choice, self.num_prefix)
+        return merged, sizes, choice
 
 
 def rounds_of(count: int, merges: int, rounds: int) -> tuple[int, ...]:

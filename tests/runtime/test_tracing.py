@@ -26,23 +26,25 @@ def quiet() -> Any:
         yield
 
 
-def compressed_vits() -> dict[str, nn.Module]:
+KINDS = ("residual", "pinv", "dense", "groups for MLPs", "adaptive")
+
+
+def compressed_vit(kind: str = "residual") -> nn.Module:
     vit = small_vit(depth=5)
-    made: dict[str, nn.Module] = {
-        "residual": pmvit.compress(vit, small_plan(vit)),
-        "pinv": pmvit.compress(vit, small_plan(vit, reconstruct="pinv", attention_bias=False)),
-        "dense": pmvit.compress(vit, small_plan(vit), learn="dense"),
-        "groups for MLPs": pmvit.compress(vit, split_plan()),
-    }
-    for model in made.values():
-        perturb(model)
-    return made
+    if kind == "adaptive":
+        metric = pmvit.measure(vit, [images(4)], method="adaptive", rank=8, progress=False)
+        return pmvit.compress(vit, pmvit.plan(metric, keep=0.6))
+    plans: dict[str, dict[str, Any]] = {"pinv": {"reconstruct": "pinv", "attention_bias": False}}
+    plan = split_plan() if kind == "groups for MLPs" else small_plan(vit, **plans.get(kind, {}))
+    model = pmvit.compress(vit, plan, learn="dense" if kind == "dense" else "group")
+    perturb(model)
+    return model
 
 
 @pytest.mark.parametrize("optimised", [None, "eager", "graph"])
-@pytest.mark.parametrize("kind", ["residual", "pinv", "dense", "groups for MLPs"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_trace_passes_its_own_check_and_takes_other_batches(kind: str, optimised: Any) -> None:
-    model = compressed_vits()[kind]
+    model = compressed_vit(kind)
     if optimised is not None:
         model = pmvit.optimize_for_inference(model, target=optimised)
     with torch.inference_mode():
@@ -54,7 +56,7 @@ def test_a_trace_passes_its_own_check_and_takes_other_batches(kind: str, optimis
 
 
 def test_a_trace_follows_the_weights() -> None:
-    model = compressed_vits()["residual"]
+    model = compressed_vit()
     with torch.inference_mode():
         model(images(2))
     traced = torch.jit.trace(model, images(2))
@@ -67,9 +69,9 @@ def test_a_trace_follows_the_weights() -> None:
         assert not torch.allclose(traced(images(2)), before, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["residual", "pinv", "dense", "groups for MLPs"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_features_can_be_extracted(kind: str) -> None:
-    model: Any = compressed_vits()[kind]
+    model: Any = compressed_vit(kind)
     nodes = ["blocks.1", "blocks.4", "norm", "head"]
     seen: dict[str, torch.Tensor] = {}
     for name in nodes:
@@ -80,9 +82,13 @@ def test_features_can_be_extracted(kind: str) -> None:
         found = extract(images(count))
         assert list(found) == nodes
         assert all(torch.equal(found[name], seen[name]) for name in nodes)
+
+
+def test_features_inside_a_block_are_those_of_groups_and_learn() -> None:
+    model: Any = compressed_vit()
     (groups,) = create_feature_extractor(model, ["blocks.2.block.attn.proj"])(images(2)).values()
     assert groups.shape[1] == model.blocks[2].num_prefix + model.blocks[2].num_groups
-    found["head"].sum().backward()
+    create_feature_extractor(model, ["head"])(images(2))["head"].sum().backward()
     assert model.blocks[2].merge_weights.grad is not None
 
 
@@ -96,6 +102,6 @@ def test_features_of_swin_can_be_extracted() -> None:
 
 def test_an_optimised_model_has_no_features_to_extract() -> None:
     """Groups stand between its blocks, and these are not tensors that a tracer could follow."""
-    fast = pmvit.optimize_for_inference(compressed_vits()["residual"])
+    fast = pmvit.optimize_for_inference(compressed_vit())
     with pytest.raises(torch.fx.proxy.TraceError):
         create_feature_extractor(fast, ["blocks.1"])
