@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,13 +67,21 @@ def try_elsewhere(folder: Path) -> int:
     return subprocess.run([sys.executable, "-c", TRY, folder], capture_output=True, check=False).returncode
 
 
+@contextmanager
+def held_elsewhere(folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Another process, which writes to the folder."""
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "here\n"
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
-    first = subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "here\n"
+    with held_elsewhere(tmp_path) as first:
         refused = pytest.raises(PmvitError, match=rf"another process \({first.pid}\) is writing to .*another folder")
         with refused, only_writer(tmp_path):
             pass
@@ -81,5 +91,3 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
         with only_writer(tmp_path):  # although what the first one started still runs
             pass
         assert not (tmp_path / FILE).exists()
-    finally:
-        os.killpg(first.pid, signal.SIGKILL)

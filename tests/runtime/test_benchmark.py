@@ -16,7 +16,7 @@ from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.bench.run import overhead
 from pmvit.runtime.bench.variants import VARIANTS, in_place_plan, variant
 from pmvit.runtime.blocks.graph import PartialBlock
-from tests.helpers import small_plan, small_vit
+from tests.helpers import pmvit_here, small_plan, small_vit
 
 
 @pytest.fixture(scope="module")
@@ -153,16 +153,12 @@ def test_wrong_input_is_said(small: Any) -> None:
 
 def test_the_command_line(small: Any, tmp_path: Path) -> None:
     pmvit.save(small, tmp_path / "out")
-    command = [sys.executable, "-m", "pmvit", "benchmark", str(tmp_path / "out"), "--rounds", "3", "--no-memory"]
-    result = subprocess.run([*command, "--batch", "2", "--json"], capture_output=True, text=True, check=False)
+    command = ("benchmark", tmp_path / "out", "--rounds", 3, "--no-memory")
+    result = pmvit_here(*command, "--batch", 2, "--json")
     assert result.returncode == 0, result.stderr
-    assert [row["variant"] for row in json.loads(result.stdout)["rows"]] == [
-        "original",
-        "compressed",
-        "optimized",
-        "bound",
-    ]
-    wrong = subprocess.run([*command, "--batch", "two"], capture_output=True, text=True, check=False)
+    variants = [row["variant"] for row in json.loads(result.stdout)["rows"]]
+    assert variants == ["original", "compressed", "optimized", "bound"]
+    wrong = pmvit_here(*command, "--batch", "two")
     assert wrong.returncode == 1
     assert "as in 1,16" in wrong.stderr
 
