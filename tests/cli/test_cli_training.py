@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import pmvit
-from pmvit.locks import only_writer
+from pmvit.locks import FILE
 from pmvit.saving.commands import read_commands
 from pmvit.tensors import read_tensors
 from tests.cli.test_cli import listen_to_interrupts
 from tests.helpers import make_pictures, pmvit_command, pmvit_here, same, small_plan, small_vit
+from tests.test_locks import held_elsewhere
 
 OPTIONS = ["--preset", "quick", "--epochs", "2", "--batch-size", "8", "--lr", "1e-3", "--workers", "1"]
 
@@ -173,11 +174,11 @@ def test_compress_does_not_overwrite_what_was_trained(start: Path, tmp_path: Pat
 
 def test_compress_waits_for_nobody(start: Path, tmp_path: Path) -> None:
     """Another process writes to the folder: one line says so."""
-    with only_writer(tmp_path):
-        result = pmvit_command("compress", start / "model", "--method", "tome", "--r", "4", "-o", tmp_path)
-    assert result.returncode == 1
-    assert f"another process ({os.getpid()}) is writing to" in " ".join(result.stderr.split())
-    assert not list(tmp_path.iterdir())
+    with held_elsewhere(tmp_path) as other:
+        result = pmvit_here("compress", start / "model", "--method", "tome", "--r", "4", "-o", tmp_path)
+        assert result.returncode == 1
+        assert f"another process ({other.pid}) is writing to" in " ".join(result.stderr.split())
+        assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 def test_a_warning_is_one_line(start: Path, tmp_path: Path) -> None:
