@@ -93,7 +93,7 @@ def time_operations(name: str, size: int, shares: dict[float, Row]) -> Row:
 
     def add_step(before: int, merges: int) -> None:
         x, config = torch.randn(1, prefix + before, width), MetricConfig()
-        step = MergeStep(torch.randn(width, config.rank), before, merges, prefix, config.matchings)
+        step = MergeStep(torch.randn(width, config.rank), before, merges, prefix)
         sizes = torch.ones(1, prefix + before, 1)
         work[f"step {before} {merges}"] = lambda: step(x, sizes)
 

@@ -1,19 +1,20 @@
 """Plans that adapt to the image, the idea in one file: the plan says how many tokens merge, the image says which.
 
-Before some blocks a *step* merges r of the patch tokens; r is a constant of the plan, so that all shapes are. What it
-does to the output to replace two tokens by their mean is estimated, in nats, by
+Before some blocks a *step* merges r of the patch tokens; r is a constant of the plan, so that all shapes are. That a
+token joins another is taken to cost
 
-    c(a, b) = 1/2 s_a s_b / (s_a + s_b) |P^T (x_a - x_b)|^2
+    c(a, b) = sqrt(s_a) |P^T (x_a - x_b)|^2
 
-with `s` the number of patches that a token stands for and `P` (width x 64) a square root of the second moment of the
-output's gradient at the tokens that enter this block (see `pmvit.measuring.metric`): Ward's linkage in the metric of
-the output. Tokens that look different but matter alike are cheap.
+with `s` the number of patches that a token stands for and `P` (width x 32) a square root of the second moment of the
+output's gradient at the tokens that enter this block (see `pmvit.measuring.metric`): a distance in the metric of the
+output. Tokens that look different but matter alike are cheap. Ward's linkage, `s_a s_b / (s_a + s_b)` in place of the
+root, keeps less and takes longer.
 
-A step has two rounds. Each splits the patch tokens in two sets, A and B; every token of A finds the cheapest one of B,
-and the cheapest of these pairs merge. So tokens that were in one set at first may merge in the second round; it costs
-little, for rounds work on the 32 numbers of `P^T x` alone, and tokens merge when all has been chosen. The mean of a
-group is stretched to the mean length of its members, for averaging shortens.
-Attention to a token counts for the patches in it: a part of the logarithm of its size is added to its scores.
+In a step, every patch token looks for the nearest among the tokens that stand before it. The r for which joining that
+is cheapest go, and each of them joins the nearest before it of those that stay. These stand in a new order then, first
+what no other could stand for: so in the next step, too, tokens join what is like few others, and not the other way
+round. The mean of a group is stretched to the mean length of its members, for averaging shortens. Attention to a token
+counts for the patches in it: a part of the logarithm of its size is added to its scores.
 
 Between the blocks every token has its place in the image, as with fixed plans: each keeps what sets it apart from its
 group and receives the group's update. Products, minima, `topk` with constant k and gathers are all there is: no
@@ -33,17 +34,21 @@ from pmvit.wrapping import WrappedBlock
 
 
 class Choice(NamedTuple):
-    """What a step chose for each image, as places among the patch tokens.
+    """What a step chose for each image.
 
     Attributes:
-        kept: Tokens that stay, in their new order, (batch, count - r): one stands for each group.
-        joins: Tokens that join one of them, (batch, r).
-        into: Which one they join.
+        order: Places of all tokens, (batch, tokens): those that stay in their new order, prefix tokens first, and
+            behind them the r that join one of these.
+        into: Which of those that stay each of the r joins, in the new order, (batch, r).
     """
 
-    kept: Tensor
-    joins: Tensor
+    order: Tensor
     into: Tensor
+
+    @property
+    def kept(self) -> Tensor:
+        """Places of the tokens that stay and stand for groups, in their new order."""
+        return self.order[:, : self.order.shape[1] - self.into.shape[1]]
 
 
 @torch.fx.wrap
@@ -56,120 +61,77 @@ def take(values: Tensor, places: Tensor) -> Tensor:
     return values.reshape(-1, width).index_select(0, (places + first).flatten()).view(batch, -1, width)
 
 
-def pair_costs(points: Tensor, sizes: Tensor | None) -> Tensor:
-    """`c(a, b)` of all pairs of A and B, every second token and those between them, up to a factor.
+def who_may_join(num_prefix: int, count: int) -> tuple[Tensor, Tensor]:
+    """Who may join whom, patch tokens those before them: constants of a step, which mean the same in any precision.
 
     Args:
-        points: `P^T x` of all, (batch, count, rank).
-        sizes: How many patches each stands for, (batch, count, 1); `None` if each for one.
+        num_prefix: Tokens that never merge, which come first.
+        count: Patch tokens.
+
+    Returns:
+        What is added to the distance of each token (row) to another (column): 0 where it may join that, else infinity.
+        And the most that joining costs each, which falls from the first on: those who may join nobody keep their order.
+    """
+    places = torch.arange(num_prefix + count)
+    may_join = (places < places[:, None]) & (places >= num_prefix) & (places[:, None] >= num_prefix)
+    return torch.where(may_join, 0.0, torch.inf), 2**60 - places * 2**40
+
+
+@torch.fx.wrap
+def choose(points: Tensor, sizes: Tensor | None, barred: Tensor, most: Tensor, r: int, num_prefix: int) -> Choice:
+    """Find which tokens merge.
+
+    Args:
+        points: `P^T x`, (batch, tokens, rank).
+        sizes: How many patches each stands for, (batch, tokens, 1); `None` if each for one.
+        barred: As `who_may_join` gives it, like `most`.
+        most: That joining costs each token.
+        r: How many tokens join another.
+        num_prefix: Tokens that none may join.
     """
     squares = points.square().sum(-1, keepdim=True)
-    sums = squares[:, ::2] + squares[:, 1::2].transpose(1, 2)
-    distances = torch.baddbmm(sums, points[:, ::2], (-2 * points[:, 1::2]).transpose(1, 2))
-    if sizes is None:
-        return distances
-    shares = sizes.reciprocal()
-    return distances / (shares[:, ::2] + shares[:, 1::2].transpose(1, 2))  # times s_a s_b / (s_a + s_b)
+    distances = torch.baddbmm(squares.transpose(1, 2) + barred.to(points), points, points.transpose(1, 2), alpha=-2)
+    cheapest = distances.amin(-1, keepdim=True) + squares  # which are the same for all pairs of a token
+    if sizes is not None:
+        cheapest = cheapest * sizes.sqrt()
+    order = cheapest[..., 0].minimum(most).topk(cheapest.shape[1]).indices  # dearest first
+    _, kept, joins = order.split([num_prefix, order.shape[1] - num_prefix - r, r], dim=1)
+    among_kept = take(distances, joins).gather(2, kept[:, None].expand(-1, r, -1))
+    return Choice(order, among_kept.argmin(-1) + num_prefix)
 
 
 @torch.fx.wrap
-def choose(points: Tensor, sizes: Tensor | None, rounds: Sequence[int]) -> Choice:
-    """Find which patch tokens merge, a part of them in each round.
-
-    A round puts the tokens into two sets in turn, A and B. Every token of A finds the cheapest one of B, and the
-    cheapest of these pairs merge: so tokens that a round had in one set may meet in the next.
-
-    Args:
-        points: `P^T x` of the patch tokens, (batch, count, rank).
-        sizes: How many patches each stands for, (batch, count, 1); `None` if each for one.
-        rounds: How many merge in each round, at most half of those that are left (see `rounds_of`).
-    """
-    (batch, count, _), device = points.shape, points.device
-    kept: Tensor | None = None  # in the first round, every token is in its place
-    joins: list[Tensor] = []
-    into: list[Tensor] = []
-    for number, r in enumerate(rounds):
-        cheapest, partners = pair_costs(points, sizes).min(-1)
-        by_cost = cheapest.topk(cheapest.shape[1], largest=False).indices
-        joining, staying = by_cost[:, :r], by_cost[:, r:]
-        partners = partners.gather(1, joining)
-        if kept is None:
-            second = torch.arange(1, count, 2, device=device).expand(batch, -1)
-            gone, partner, stays = 2 * joining, 2 * partners + 1, 2 * staying
-        else:
-            first, second = kept[:, ::2], kept[:, 1::2]
-            gone, partner, stays = first.gather(1, joining), second.gather(1, partners), first.gather(1, staying)
-        into = [follow(targets, gone, partner) for targets in into] + [partner]
-        joins.append(gone)
-        kept = torch.cat([stays, second], dim=1)
-        if number + 1 < len(rounds):
-            points, sizes = _merge_points(points, sizes, joining, partners, staying)
-    if kept is None:
-        raise ValueError("expected at least one round")
-    return Choice(kept, *(each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (joins, into)))
-
-
-def follow(targets: Tensor, gone: Tensor, partner: Tensor) -> Tensor:
-    """Where tokens end up that joined others, some of which are now gone to partners of their own."""
-    went = targets[:, :, None] == gone[:, None]
-    return torch.where(went.any(-1), (went * partner[:, None]).sum(-1), targets)
-
-
-def _merge_points(
-    points: Tensor, sizes: Tensor | None, joining: Tensor, partners: Tensor, staying: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Points and sizes for the next round: of A those that stay, of B the means with those that join."""
-    sizes = points.new_ones(*points.shape[:2], 1) if sizes is None else sizes
-    weighted = torch.cat([points * sizes, sizes], dim=-1)
-    first, second = weighted[:, ::2], weighted[:, 1::2]
-    places = torch.arange(second.shape[1], device=points.device)[:, None]
-    joined = torch.baddbmm(second, (partners[:, None] == places).to(points.dtype), take(first, joining))
-    left = torch.cat([take(first, staying), joined], dim=1)
-    return left[..., :-1] / left[..., -1:], left[..., -1:]
-
-
-@torch.fx.wrap
-def merge_chosen(tokens: Tensor, sizes: Tensor | None, choice: Choice, num_prefix: int) -> tuple[Tensor, Tensor]:
-    """Tokens after a step, prefix tokens first; and how many patches each stands for, (batch, tokens, 1).
+def merge_chosen(tokens: Tensor, sizes: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
+    """Tokens after a step, in their new order; and how many patches each stands for, (batch, tokens, 1).
 
     A group is the mean of its members by their sizes, times what makes it as long as they are: with `t` the sum of
     `s x`, it is `t / |t|` times the sum of `s |x|` over the sum of `s`. A token that nothing joins is a group, too.
 
     Args:
-        tokens: (batch, prefix and patch tokens, width).
+        tokens: (batch, tokens, width).
         sizes: How many patches each stands for; `None` if each for one.
         choice: What merges.
-        num_prefix: Of prefix tokens.
     """
     lengths = tokens.norm(dim=-1, keepdim=True)
-    if sizes is None:
-        weighted = torch.cat([tokens, torch.ones_like(lengths), lengths], dim=-1)
-    else:
-        weighted = torch.cat([tokens * sizes, sizes, lengths * sizes], dim=-1)
-    places = with_prefix(torch.cat([choice.kept, choice.joins], dim=1), num_prefix)
-    left = num_prefix + choice.kept.shape[1]
-    kept, joins = take(weighted, places).split([left, choice.joins.shape[1]], dim=1)
-    joined = (places[:, :left, None] == choice.into[:, None] + num_prefix).to(tokens.dtype)  # a one for who joins whom
-    total, size, length = torch.baddbmm(kept, joined, joins).split([tokens.shape[-1], 1, 1], dim=-1)
+    weighted = torch.cat([tokens, lengths, torch.ones_like(lengths)], dim=-1)
+    if sizes is not None:
+        weighted = weighted * sizes
+    r = choice.into.shape[1]
+    left = tokens.shape[1] - r
+    kept, joins = take(weighted, choice.order).split([left, r], dim=1)
+    groups = torch.arange(left, device=tokens.device)[:, None]
+    joined = (choice.into[:, None] == groups).to(tokens.dtype)  # a one for who joins whom
+    total, length, size = torch.baddbmm(kept, joined, joins).split([tokens.shape[-1], 1, 1], dim=-1)
     return total * (length / (size * total.norm(dim=-1, keepdim=True)).clamp_min(1e-12)), size
 
 
 @torch.fx.wrap
-def with_prefix(places: Tensor, num_prefix: int) -> Tensor:
-    """Places among all tokens of (batch, count) places among the patch tokens, with the prefix tokens before them."""
-    prefix = torch.arange(num_prefix, device=places.device).expand(places.shape[0], -1)
-    return torch.cat([prefix, places + num_prefix], dim=1)
-
-
-@torch.fx.wrap
-def places_after(choice: Choice, num_prefix: int) -> Tensor:
-    """Where each token is found after a step, (batch, tokens), prefix tokens included."""
-    left = torch.arange(choice.kept.shape[1], device=choice.kept.device)
-    found = (choice.into[:, :, None] == choice.kept[:, None]).to(left.dtype)
-    after = torch.cat([left.expand_as(choice.kept), (found * left).sum(-1)], dim=1)
-    before = torch.cat([choice.kept, choice.joins], dim=1)
-    after = after.gather(1, before.topk(before.shape[1], largest=False).indices)  # undoes the order
-    return with_prefix(after, num_prefix)
+def places_after(choice: Choice) -> Tensor:
+    """Where each token is found after a step, (batch, tokens)."""
+    count, r = choice.order.shape[1], choice.into.shape[1]
+    left = torch.arange(count - r, device=choice.order.device).expand(choice.order.shape[0], -1)
+    before = choice.order.topk(count, largest=False).indices  # undoes the order
+    return torch.cat([left, choice.into], dim=1).gather(1, before)
 
 
 class MergeStep(nn.Module):
@@ -180,16 +142,20 @@ class MergeStep(nn.Module):
         count: Of patch tokens before it.
         merges: How many merge.
         num_prefix: Tokens before the patch tokens, which never merge.
-        rounds: In how many rounds they do, at least.
     """
 
     projection: Tensor
+    barred: Tensor
+    most: Tensor
 
-    def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int, rounds: int) -> None:
+    def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int) -> None:
         super().__init__()
-        self.num_prefix, self.count, self.merges = num_prefix, count, merges
-        self.rounds = rounds_of(count, merges, rounds)
+        if merges >= count:
+            raise ValueError(f"expected a step that leaves a token, got one that merges {merges} of {count}")
+        self.count, self.merges, self.num_prefix = count, merges, num_prefix
         self.register_buffer("projection", projection, persistent=False)
+        for name, constant in zip(("barred", "most"), who_may_join(num_prefix, count), strict=True):
+            self.register_buffer(name, constant.to(projection.device), persistent=False)
 
     def extra_repr(self) -> str:
         return f"{self.count} -> {self.count - self.merges} patch tokens"
@@ -197,24 +163,11 @@ class MergeStep(nn.Module):
     def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor, Choice]:
         """Tokens and sizes after the step, those of prefix tokens included, and what it chose."""
         with torch.no_grad():  # in float32, for near distances are differences of large numbers
-            points = torch.matmul(tokens.float(), self.projection.float())[:, self.num_prefix :]
+            points = torch.matmul(tokens.float(), self.projection.float())
             points = points - points.mean(1, keepdim=True)  # distances stay, and lose less to rounding
-            of_patches = None if sizes is None else sizes[:, self.num_prefix :].float()
-            choice = choose(points, of_patches, self.rounds)
-        merged, sizes = merge_chosen(tokens, sizes, choice, self.num_prefix)
+            choice = choose(points, sizes, self.barred, self.most, self.merges, self.num_prefix)
+        merged, sizes = merge_chosen(tokens, sizes, choice)
         return merged, sizes, choice
-
-
-def rounds_of(count: int, merges: int, rounds: int) -> tuple[int, ...]:
-    """How many tokens each round of a step merges: in at least so many rounds, and at most half of those left."""
-    if merges >= count:
-        raise ValueError(f"expected a step that leaves a token, got one that merges {merges} of {count}")
-    result: list[int] = []
-    while merges:
-        r = min(-(-merges // max(rounds - len(result), 1)), count - count // 2)
-        result.append(r)
-        count, merges = count - r, merges - r
-    return tuple(result)
 
 
 class AdaptiveBlock(WrappedBlock):
@@ -260,8 +213,8 @@ class AdaptiveBlock(WrappedBlock):
         merged, sizes, groups, centres = self.enter(tokens)
         if self.step is not None:
             merged, sizes, choice = self.step(merged, sizes)
-            groups = places_after(choice, self.num_prefix).gather(1, groups)
-            centres = centres.gather(1, with_prefix(choice.kept, self.num_prefix))
+            groups = places_after(choice).gather(1, groups)
+            centres = centres.gather(1, choice.kept)
         of_groups = self._groups(sizes, centres)
         named = named_arguments(self.argument_names, positional, arguments)
         self.channel.run_on(of_groups)
@@ -304,7 +257,6 @@ def adaptive_blocks(
     num_patches: int,
     num_prefix: int,
     *,
-    rounds: int,
     size_weight: float,
     arguments_at_centres: Any,
 ) -> dict[int, AdaptiveBlock]:
@@ -316,7 +268,6 @@ def adaptive_blocks(
         projections: `P` of each block, (blocks, width, rank).
         num_patches: Patch tokens of an image.
         num_prefix: As for `AdaptiveBlock`, like all that follow.
-        rounds: Of each step, at least.
         size_weight: Part of the logarithm of sizes in attention.
         arguments_at_centres: Reduces the other arguments of a call of a block.
     """
@@ -326,7 +277,7 @@ def adaptive_blocks(
         if not r and not result:
             continue
         device = next(block.parameters()).device
-        step = MergeStep(projections[index].to(device), num_patches, r, num_prefix, rounds) if r else None
+        step = MergeStep(projections[index].to(device), num_patches, r, num_prefix) if r else None
         result[index] = AdaptiveBlock(
             block,
             step,

@@ -192,7 +192,6 @@ def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
         host,
         plan.merges,
         metric.projections,
-        rounds=metric.config.matchings,
         size_weight=metric.config.size_weight,
     )
 

@@ -33,7 +33,6 @@ class MeasureOptions(TypedDict, total=False):
     early: float
     memory: float
     rank: int
-    matchings: int
     size_weight: float
 
 
@@ -119,19 +118,17 @@ class MetricConfig:
     Attributes:
         limit: Images to measure on at most; for scores, all if not given.
         rank: By how many numbers tokens are compared: the rank of the metric.
-        matchings: In how many rounds of matching, at least, the tokens that merge before a block are chosen.
         size_weight: Part of the logarithm of a token's size that is added to its attention scores. Tokens that merge
             are alike, and count for a little less than their sum.
         seed: Of everything random.
     """
 
     limit: int = 1024
-    rank: int = 48
-    matchings: int = 2
+    rank: int = 32
     size_weight: float = 0.85
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("limit", "rank", "matchings"):
+        for name in ("limit", "rank"):
             expect(self, name, getattr(self, name) >= 1, "1 or more")
         expect(self, "size_weight", 0 <= self.size_weight <= 1, "a number from 0 to 1")

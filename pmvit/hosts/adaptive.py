@@ -11,7 +11,7 @@ from pmvit.prune_merge import TokenMatrices
 
 
 def place_adaptive_blocks(
-    host: Host, merges: Sequence[int], projections: Tensor, *, rounds: int, size_weight: float
+    host: Host, merges: Sequence[int], projections: Tensor, *, size_weight: float
 ) -> list[HostChange]:
     """Let tokens merge before the blocks of a model, in place; return what else was changed.
 
@@ -19,7 +19,6 @@ def place_adaptive_blocks(
         host: Of the model.
         merges: How many tokens merge before each block.
         projections: What tokens are compared by before each block, (blocks, width, rank).
-        rounds: Of each step, at least.
         size_weight: Part of the logarithm of sizes in attention, if the host can pass them on.
     """
     model, layout, names = host.model, host.layout, host.block_names()
@@ -31,7 +30,6 @@ def place_adaptive_blocks(
         projections,
         layout.num_patches,
         layout.num_prefix,
-        rounds=rounds,
         size_weight=size_weight if host.takes_attention_bias else 0.0,
         arguments_at_centres=host.arguments_at_centres,
     )

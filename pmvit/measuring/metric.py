@@ -1,6 +1,7 @@
 """`TokenMetric`: how much it matters for the output how tokens differ, which adaptive plans compare tokens by."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -10,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pmvit.adaptive import rounds_of
 from pmvit.config import MetricConfig
-from pmvit.errors import PmvitError
+from pmvit.errors import PmvitError, PmvitWarning
 from pmvit.files import check_fields, config_from, parse_document
 from pmvit.measuring.flops import BlockCost, ModelCost, elementwise_macs
 from pmvit.tensors import read_tensors, read_texts, write_tensors
 
-FORMAT, VERSION = "pmvit-metric", 3
+FORMAT, VERSION = "pmvit-metric", 4
 HEADER, PROJECTIONS = "metric", "projections"  # in the file
 FIELDS = ("grid", "num_prefix", "cost", "spares_last_mlp", "config", "images", "model", "data")
 
@@ -78,16 +78,8 @@ class TokenMetric:
 
     def _step_macs(self, width: int, count: int, r: int) -> int:
         """What projecting, comparing and merging take in a step."""
-        rank, left = self.projections.shape[-1], self.num_prefix + count - r
-        total = (self.num_prefix + count) * width * rank + left * r * (width + 2)
-        rounds = rounds_of(count, r, self.config.matchings)
-        for number, merged in enumerate(rounds):
-            others = count // 2
-            total += (count - others) * others * rank
-            if number + 1 < len(rounds):
-                total += others * merged * (rank + 1)
-            count -= merged
-        return total
+        rank, whole = self.projections.shape[-1], self.num_prefix + count
+        return whole * width * rank + whole**2 * rank + (whole - r) * r * (width + 2)
 
     def to_json(self) -> str:
         """All but the projections."""
@@ -156,10 +148,17 @@ def is_metric(path: str | Path) -> bool:
 
 
 def _upgrade(document: dict[str, Any], where: str) -> dict[str, Any]:
-    """A document as today's version has it."""
-    if document["version"] > 2 or not isinstance(document.get("config"), dict):
+    """A document as today's version has it, with a warning that tokens merge otherwise than when it was written."""
+    if document["version"] > 3 or not isinstance(document.get("config"), dict):
         return document
-    document = {**document, "config": {**document["config"], "matchings": 1}}
+    warnings.warn(
+        f"{where} is of a version that chose in rounds which tokens merge; now each joins the cheapest of all that "
+        "stay, which keeps more, but other tokens merge than when it was saved",
+        PmvitWarning,
+        stacklevel=2,
+    )
+    config = {name: value for name, value in document["config"].items() if name != "matchings"}
+    document = {**document, "config": config}
     if document["version"] > 1:
         return document
     config = {"rank" if name == "numbers" else name: value for name, value in document["config"].items()}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pmvit.adaptive import AdaptiveBlock, MergeStep, places_after, take, with_prefix
+from pmvit.adaptive import AdaptiveBlock, MergeStep, places_after, take
 from pmvit.config import InferenceConfig
 from pmvit.hosts import Host
 from pmvit.hosts.groups import bias_at_centres
@@ -120,9 +120,9 @@ class AdaptiveStage(nn.Module):
         if self.keeps_centres:
             if centres is None:
                 centres = torch.arange(before.shape[1], device=before.device).expand(before.shape[0], -1)
-            centres = centres.gather(1, with_prefix(choice.kept, step.num_prefix))
+            centres = centres.gather(1, choice.kept)
         if self.gives_all:
-            places = places_after(choice, step.num_prefix)
+            places = places_after(choice)
             undo = (*undo, (places, before - take(tokens, places)))
         if not self.size_weight:
             return Carried(tokens, sizes, None, undo, centres)

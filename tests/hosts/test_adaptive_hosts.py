@@ -62,15 +62,14 @@ class Shuffle(MergeStep):
     """Merges nothing, and gives the patch tokens of every image an order of their own."""
 
     def __init__(self, count: int, num_prefix: int, seed: int) -> None:
-        super().__init__(torch.zeros(1, 1), count, 0, num_prefix, 1)
+        super().__init__(torch.zeros(1, 1), count, 0, num_prefix)
         generator = torch.Generator().manual_seed(seed)
-        self.orders = torch.stack([torch.randperm(count, generator=generator) for _ in range(3)])
+        patches = torch.stack([torch.randperm(count, generator=generator) for _ in range(3)])
+        self.orders = torch.cat([torch.arange(num_prefix).expand(3, -1), patches + num_prefix], dim=1)
 
     def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Any, Choice]:
         orders, nobody = self.orders[: len(tokens)], torch.zeros(len(tokens), 0, dtype=torch.long)
-        prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
-        shuffled = patches.gather(1, orders[..., None].expand(patches.shape))
-        return torch.cat([prefix, shuffled], dim=1), sizes, Choice(orders, nobody, nobody)
+        return tokens.gather(1, orders[..., None].expand(tokens.shape)), sizes, Choice(orders, nobody)
 
 
 def make(name: str) -> nn.Module:
