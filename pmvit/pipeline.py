@@ -39,7 +39,8 @@ from pmvit.locks import only_writer
 from pmvit.measuring import MeasureConfig, Measured, measure_by, measure_config, read_measured
 from pmvit.measuring.flops import flops
 from pmvit.saving.card import CardDetails, write_card
-from pmvit.saving.models import CONFIG_FILE, check_savable, load, save
+from pmvit.saving.models import check_savable, load, save
+from pmvit.saving.parts import CONFIG_FILE
 from pmvit.tradeoff import check_speed, plan_for
 from pmvit.training import finetune
 from pmvit.training.metrics import CURVES
