@@ -47,7 +47,7 @@ from pmvit.training.metrics import CURVES
 from pmvit.training.metrics import FILE as METRICS
 from pmvit.training.record import CHECKPOINTS
 from pmvit.training.record import FILE as FINETUNE_FILE
-from pmvit.training.run import check_tracker
+from pmvit.training.trackers import tracker_names
 from pmvit.training.trainer import LAST
 from pmvit.wrapping import fingerprint
 
@@ -156,7 +156,7 @@ def run(
     """
     folder = Path(output)
     tuning = finetune_config or FinetuneConfig()
-    check_tracker(tuning)
+    tracker_names(tuning.log_with)
     method = plan_config.measurement or (None if measure_options else _method_of(folder))
     measuring = measure_config(model, method, measure_options or {})
     process = this_process()

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import timm
 import torch
 from huggingface_hub import ModelCard, constants
-from huggingface_hub.utils import close_session
 from safetensors.torch import save_file
 from torch import nn
 
@@ -20,27 +18,9 @@ from pmvit.loading import create_model, original_model
 from pmvit.saving.card import CardDetails
 from pmvit.saving.hub import MOST_BYTES, HubPlace
 from tests.helpers import compressed, pmvit_here, small_plan, small_vit
-from tests.hub_server import TOKEN, Hub, Repo, running_hub
+from tests.hub_server import Hub, Repo
 
 IMAGE = torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub where we are `me`, logged in, with an empty cache."""
-    with running_hub() as made:
-        monkeypatch.setattr(constants, "ENDPOINT", made.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", made.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**16)
-        for name, value in {"HF_TOKEN": TOKEN, "NO_PROXY": "127.0.0.1"}.items():
-            monkeypatch.setenv(name, value)
-        close_session()
-        yield made
-        close_session()
 
 
 @pytest.fixture(scope="module")
