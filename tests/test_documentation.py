@@ -113,7 +113,8 @@ def test_the_hub_example_runs_with_a_hub_on_this_machine(tmp_path: Path) -> None
     assert f"pushed: {hub.url}/me/demo/commit/" in result.stdout
     assert "pmvit.load('hf-hub:me/demo')" in result.stdout
     assert "largest difference of a logit 0.0\n" in result.stdout
-    results = {each.metric_name: each for each in ModelCard(files["README.md"].decode()).data.eval_results}
+    card: Any = ModelCard(files["README.md"].decode())
+    results = {each.metric_name: each for each in card.data.eval_results}
     found = re.search(r"top-1: \S+ -> ([0-9.]+)%", result.stdout)
     assert found is not None
     assert results["top-1 accuracy"].metric_value == pytest.approx(float(found[1]) / 100, abs=1e-3)

@@ -32,7 +32,7 @@ def register_auto_classes() -> None:
         auto.register(config, opener, exist_ok=True)
 
 
-def _from_dict(cls: type, _: dict[str, Any], return_unused_kwargs: bool = False, **options: Any) -> Any:
+def _from_dict(cls: Any, _: dict[str, Any], /, return_unused_kwargs: bool = False, **options: Any) -> Any:
     """The configuration, which only says whose model it is: `load` reads the rest."""
     rest = {name: value for name, value in options.items() if name not in OF_AUTO}
     return (cls(), rest) if return_unused_kwargs else cls()

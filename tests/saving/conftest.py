@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
-from huggingface_hub.utils import close_session
+from huggingface_hub import close_session, constants
 
 from tests.hub_server import TOKEN, Hub, running_hub
 

@@ -179,7 +179,7 @@ def test_only_the_files_that_pmvit_writes_are_fetched_and_these_are_a_strangers(
 def test_the_configuration_says_whether_a_repository_is_timms(hub: Hub, small: nn.Module, tmp_path: Path) -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=96, embed_dim=48, depth=2, num_heads=3, num_classes=7)
     timm.models.save_for_hf(
-        model, tmp_path / "timm", model_args={"img_size": 96, "embed_dim": 48, "depth": 2, "num_heads": 3}
+        model, str(tmp_path / "timm"), model_args={"img_size": 96, "embed_dim": 48, "depth": 2, "num_heads": 3}
     )
     files = {path.name: path.read_bytes() for path in (tmp_path / "timm").iterdir()}
     hub.repos["me/plain"] = Repo(revisions={"main": dict(files), "v1": dict(files)})
@@ -226,7 +226,7 @@ def test_an_evaluation_goes_into_the_card(hub: Hub, tmp_path: Path) -> None:
         pushed = pmvit_here("push", "out", "me/small", *options, cwd=tmp_path)
         assert pushed.returncode == 0, pushed.stderr
     text = held(hub)["README.md"].decode()
-    card = ModelCard(text)
+    card: Any = ModelCard(text)
     assert (card.data.library_name, card.data.base_model) == ("pmvit", "timm/deit_tiny_patch16_224.fb_in1k")
     assert (card.data.base_model_relation, card.data.license) == ("quantized", "apache-2.0")
     results = {each.metric_name: each.metric_value for each in card.data.eval_results}

@@ -20,7 +20,7 @@ from pmvit.training.trackers import tracker_names
 from tests.helpers import QUIET, Batches, compressed
 
 
-class KeptHere(GeneralTracker):
+class KeptHere(GeneralTracker):  # type: ignore[misc]  # accelerate has no types
     """A tracker of a user's own."""
 
     name, requires_logging_directory = "kept-here", False
