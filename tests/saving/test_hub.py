@@ -1,7 +1,6 @@
 """Models go to the hub and come back: the real client, and a hub on this machine that speaks its protocol."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 import pmvit
 from pmvit.compression import compression_of, record_source
 from pmvit.loading import create_model, original_model
-from pmvit.saving.card import CardDetails
+from pmvit.saving.card import CardDetails, completed
 from pmvit.saving.hub import MOST_BYTES, HubPlace
 from tests.helpers import compressed, pmvit_here, small_plan, small_vit
 from tests.hub_server import Hub, Repo
@@ -222,9 +221,8 @@ def test_an_evaluation_goes_into_the_card(hub: Hub, tmp_path: Path) -> None:
     }
     (tmp_path / "evaluation.json").write_text(json.dumps(found))
     options = ["--evaluation", "evaluation.json", "--dataset", "imagenet-1k"]
-    for _ in range(2):  # what was there takes its place
-        pushed = pmvit_here("push", "out", "me/small", *options, cwd=tmp_path)
-        assert pushed.returncode == 0, pushed.stderr
+    pushed = pmvit_here("push", "out", "me/small", *options, cwd=tmp_path)
+    assert pushed.returncode == 0, pushed.stderr
     text = held(hub)["README.md"].decode()
     card: Any = ModelCard(text)
     assert (card.data.library_name, card.data.base_model) == ("pmvit", "timm/deit_tiny_patch16_224.fb_in1k")
@@ -237,8 +235,11 @@ def test_an_evaluation_goes_into_the_card(hub: Hub, tmp_path: Path) -> None:
     assert "| this model | 72.00% |" in text
     assert "not measured" not in text
     assert text.index("## Accuracy") < text.index("## Tokens in each block")
-    shutil.copytree(tmp_path / "out", tmp_path / "own")
-    (tmp_path / "own" / "README.md").write_text("# Mine\n")
-    refused = pmvit_here("push", "own", "me/other", *options, cwd=tmp_path)
-    assert "is somebody else's text" in refused.stderr
-    assert "me/other" not in hub.repos
+    again = completed(text, CardDetails(measured={"this model": {"images": 9, "top1": 0.5}}, license="mit"))
+    assert again.count("## Accuracy") == 1
+    assert "| this model | 50.00% | 9 |" in again
+    assert "72.00%" not in again
+    header: Any = ModelCard(again).data
+    assert ([each.metric_value for each in header.eval_results], header.license) == ([0.5], "mit")
+    assert header.base_model == "timm/deit_tiny_patch16_224.fb_in1k"
+    assert "this one is not, and stays as it is" in refusal(completed, "# Mine\n", CardDetails(license="mit"))
