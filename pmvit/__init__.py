@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so
     from pmvit.runtime.optimize import optimize_for_inference as optimize_for_inference
     from pmvit.saving.models import load as load
     from pmvit.saving.models import save as save
+    from pmvit.saving.push import push_to_hub as push_to_hub
     from pmvit.tradeoff import curve as curve
     from pmvit.tradeoff import plan as plan
     from pmvit.training import calibrate as calibrate

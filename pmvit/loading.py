@@ -23,12 +23,14 @@ from pmvit.errors import PmvitError
 from pmvit.hosts import TimmFeatures, find_host, smp
 from pmvit.hosts.hf import model as hf
 from pmvit.hosts.host import AnyModule
-from pmvit.hosts.making import at_most, check_known, check_numbers, fetching, one_line
+from pmvit.hosts.making import AS_FILE, at_most, check_known, check_numbers, fetching, one_line
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
 from pmvit.hosts.timm.model import ARGUMENTS, TimmModel, resize_weights
 from pmvit.hosts.timm.vit import select_weights
-from pmvit.saving.models import MODEL_FILE, load, load_tensors
+from pmvit.saving.hub import fetch
+from pmvit.saving.models import load, load_tensors
+from pmvit.saving.parts import MODEL_FILE
 from pmvit.saving.sizes import check_made
 from pmvit.tensors import read_shapes, read_tensors
 from pmvit.wrapping import fingerprint
@@ -69,10 +71,11 @@ def create_model(
     """Make a model in evaluation mode.
 
     Args:
-        name: A folder or file that pmvit saved; one of timm's architectures, or `hf-hub:owner/name` for its hub;
-            `hf:owner/name`, or a folder, for Hugging Face transformers; `torchvision:name`; `segmenter:name` for a
-            Segmenter on one of timm's vision transformers; or a folder that a DPT of segmentation_models_pytorch was
-            saved in.
+        name: A folder or file that pmvit saved; one of timm's architectures; `hf-hub:owner/name` for either of these on
+            the hub (`@revision` behind it names a branch, tag or commit): pmvit's if its `config.json` says so, else
+            timm's; `hf:owner/name`, or a folder, for Hugging Face transformers; `torchvision:name`; `segmenter:name`
+            for a Segmenter on one of timm's vision transformers; or a folder that a DPT of
+            segmentation_models_pytorch was saved in.
         weights: A file with the weights; without it the library fetches its pretrained ones.
         needs_host: Whether it has to be a model that pmvit knows, which is found out before anything is fetched; a
             teacher need not be.
@@ -90,14 +93,15 @@ def create_model(
             raise PmvitError(f"{name} brings its weights; got {weights} beside it: leave them out")
         model: nn.Module = hf.load_pretrained(rest if library == "hf" else name, arguments, needs_host)
         return model
-    if Path(name).exists():
+    saved = fetch(name, AS_FILE) if library == "hf-hub" else Path(name)
+    if saved is not None and saved.exists():
         if weights is not None or arguments:
             raise PmvitError(f"{name} is a saved model and brings its weights and arguments; got others beside it")
-        if not smp.is_folder(Path(name)):
-            return load(name)
-        weights = Path(name) / MODEL_FILE
-        check_made(lambda: smp.from_folder(Path(name)), read_shapes(weights), name)
-        model = smp.from_folder(Path(name))
+        if not smp.is_folder(saved):
+            return load(saved)
+        weights = saved / MODEL_FILE
+        check_made(lambda: smp.from_folder(saved), read_shapes(weights), name)
+        model = smp.from_folder(saved)
         load_tensors(model, read_weights(weights), name)
         return model
     tensors = read_weights(Path(weights)) if weights is not None else None

@@ -39,14 +39,15 @@ from pmvit.locks import only_writer
 from pmvit.measuring import MeasureConfig, Measured, measure_by, measure_config, read_measured
 from pmvit.measuring.flops import flops
 from pmvit.saving.card import CardDetails, write_card
-from pmvit.saving.models import CONFIG_FILE, check_savable, load, save
+from pmvit.saving.models import check_savable, load, save
+from pmvit.saving.parts import CONFIG_FILE
 from pmvit.tradeoff import check_speed, plan_for
 from pmvit.training import finetune
 from pmvit.training.metrics import CURVES
 from pmvit.training.metrics import FILE as METRICS
 from pmvit.training.record import CHECKPOINTS
 from pmvit.training.record import FILE as FINETUNE_FILE
-from pmvit.training.run import check_tracker
+from pmvit.training.trackers import tracker_names
 from pmvit.training.trainer import LAST
 from pmvit.wrapping import fingerprint
 
@@ -155,7 +156,7 @@ def run(
     """
     folder = Path(output)
     tuning = finetune_config or FinetuneConfig()
-    check_tracker(tuning)
+    tracker_names(tuning.log_with)
     method = plan_config.measurement or (None if measure_options else _method_of(folder))
     measuring = measure_config(model, method, measure_options or {})
     process = this_process()

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -11,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 import pmvit
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.hosts import host as hosts
 from pmvit.methods import METHODS
 from scripts import drawings, readme, results
+from tests.hub_server import environment, running_hub
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,6 +100,25 @@ def test_the_clip_example_runs_without_a_network(
     assert lowest <= mean
     assert count == 32
     assert type(pmvit.load(tmp_path / "small")).__name__ == "CLIPModel"
+
+
+def test_the_hub_example_runs_with_a_hub_on_this_machine(tmp_path: Path) -> None:
+    command = [sys.executable, "examples/hub_round_trip.py", "me/demo", "--private"]
+    with running_hub() as hub:  # the client reads where the hub is when it is imported: in a process of its own
+        own = {**os.environ, **environment(hub, tmp_path)}
+        result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=own)
+        assert result.returncode == 0, result.stderr
+        assert hub.repos["me/demo"].private
+        files = hub.repos["me/demo"].files("main") or {}
+    assert f"pushed: {hub.url}/me/demo/commit/" in result.stdout
+    assert "pmvit.load('hf-hub:me/demo')" in result.stdout
+    assert "largest difference of a logit 0.0\n" in result.stdout
+    card: Any = ModelCard(files["README.md"].decode())
+    results = {each.metric_name: each for each in card.data.eval_results}
+    found = re.search(r"top-1: \S+ -> ([0-9.]+)%", result.stdout)
+    assert found is not None
+    assert results["top-1 accuracy"].metric_value == pytest.approx(float(found[1]) / 100, abs=1e-3)
+    assert results["top-1 accuracy"].dataset_name == "fashion_mnist"
 
 
 def _error_messages() -> list[re.Pattern[str]]:

@@ -11,6 +11,7 @@ import typer
 from pmvit import __version__
 from pmvit.cli.compression import compress, info, measure, plan
 from pmvit.cli.deployment import benchmark, compare, curve, export
+from pmvit.cli.hub import push
 from pmvit.cli.inspection import demo, evaluate, report, segment, serve, visualize
 from pmvit.cli.screen import console, fail
 from pmvit.cli.training import calibrate, finetune, run
@@ -21,7 +22,7 @@ __all__ = ["app", "main"]
 app = typer.Typer()
 for verb in (  # in the order of work
     *(measure, plan, compress, calibrate, finetune, run, evaluate, segment, compare, curve),
-    *(export, benchmark, report, visualize, serve, info, demo),
+    *(export, benchmark, report, visualize, serve, push, info, demo),
 ):
     app.command()(verb)
 

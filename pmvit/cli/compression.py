@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pmvit.measuring.flops import Flops
     from pmvit.methods import Method as Other
     from pmvit.planning.planner import AnyPlan
-    from pmvit.saving.card import CardDetails
 
 SHARED = ("keep", "gflops", "skip")  # options of a plan that another method may have, too
 Strength = Annotated[
@@ -124,6 +123,7 @@ def compress(
     from pmvit.measuring import measure_config, read_measured
     from pmvit.pipeline import measured_file, run_files
     from pmvit.planning.planner import read_plan
+    from pmvit.saving.card import CardDetails
     from pmvit.saving.models import check_output, check_savable
     from pmvit.tradeoff import check_speed, plan_for
 
@@ -181,7 +181,7 @@ def compress(
         record_source(small, **common.source_of(model, making))
         for path in tuned:  # or the folder would tell of a run that its model is not from
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        pmvit.save(small, output, arguments=arguments, card=_card(network, model, making))
+        pmvit.save(small, output, arguments=arguments, card=CardDetails(command=this_command()))
         described = _describe(what, pmvit.flops(network), pmvit.flops(small))
         console.print(f"compressed model: {output}")
         return {"model": output, **described}
@@ -204,19 +204,6 @@ def _method(
         return method_for(model, method_called(name), gflops, data=images, **options)
     chosen = make_method(name, **options)
     return chosen if images is None else chosen.fit(model, images)
-
-
-def _card(model: "nn.Module", name: str, making: dict[str, Any]) -> "CardDetails":
-    """What the card of a model that was named so may say: the command, and where its weights are from if known."""
-    from pmvit.saving.card import CardDetails
-
-    library, colon, rest = name.partition(":")
-    known: dict[str, Any] = {} if colon else getattr(model, "pretrained_cfg", {})
-    if "weights" in making or Path(name).exists():
-        known = {}
-    elif library in ("hf", "hf-hub"):
-        known = {"hf_hub_id": rest}
-    return CardDetails(command=this_command(), base_model=known.get("hf_hub_id"), license=known.get("license"))
 
 
 @opt.verb

@@ -172,7 +172,8 @@ def visualize(
 def report(
     model: opt.Saved,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The HTML file; report.html beside the model if left out.")
+        Path | None,
+        typer.Option("--output", "-o", help="The HTML file; report.html beside a saved model, or here, if left out."),
     ] = None,
     data: Annotated[
         str | None,
@@ -192,10 +193,12 @@ def report(
 ) -> dict[str, Any]:
     """Write one HTML file about a compressed model: numbers, blocks to look into, curves, commands."""
     import pmvit
+    from pmvit.saving.hub import is_hub_name
 
+    beside = model / "report.html" if model.is_dir() else model.with_suffix(".html")
     written = pmvit.report(
         model,
-        output or (model / "report.html" if model.is_dir() else model.with_suffix(".html")),
+        output or (Path("report.html") if is_hub_name(model) else beside),
         data=data,
         original=original,
         limit=limit,

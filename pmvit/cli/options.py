@@ -232,7 +232,7 @@ class ReadingOptions:
 DATA_HELP = "Folder of images, in one subfolder a class or alone; hf:NAME@SPLIT, hf-stream:NAME@SPLIT; or *.tar shards."
 MASKS_HELP = "With a segmenter: a folder in the layout of ADE20K, Cityscapes, Pascal-Context, or images and masks."
 MODEL_HELP = (
-    "A timm name or hf-hub:owner/name; hf:owner/name (transformers); "
+    "A timm name; hf-hub:owner/name (timm, or pushed by pmvit); hf:owner/name (transformers); "
     "torchvision:name; segmenter:name; or a saved model."
 )
 METHOD_HELP = "adaptive (the default), measured (merge costs, a fixed plan), scored (Eq. 9; that of Swin) or paper"
@@ -247,7 +247,9 @@ Making = Annotated[dict[str, Any], Fields(ModelOptions)]
 Reading = Annotated[dict[str, Any], Fields(ReadingOptions)]
 
 ModelName = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=complete_model)]
-Saved = Annotated[Path, typer.Argument(help="A model saved by pmvit: a folder or a .safetensors file.")]
+Saved = Annotated[
+    Path, typer.Argument(help="A model saved by pmvit: a folder, a .safetensors file, or hf-hub:owner/name.")
+]
 Data = Annotated[str, typer.Option("--data", help=f"{DATA_HELP} {MASKS_HELP}")]
 MaybeData = Annotated[str | None, typer.Option("--data", help=f"{DATA_HELP} {MASKS_HELP}")]
 Validation = Annotated[str | None, typer.Option("--val", help="Images to validate on; else --data/val or --data/test.")]

@@ -101,7 +101,8 @@ class FinetuneConfig:
         workers: Processes that read images, for each training process.
         checkpoint_every: Steps between checkpoints within an epoch; one is also written after every epoch.
         keep_checkpoints: How many of the last checkpoints are kept.
-        log_with: A tracker of accelerate (`tensorboard`, `wandb`, ...) beside `metrics.jsonl`.
+        log_with: Trackers of accelerate beside `metrics.jsonl`, with commas: tensorboard, wandb, mlflow, trackio, ...;
+            or all that are installed.
     """
 
     epochs: int = 60

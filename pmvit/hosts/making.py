@@ -27,6 +27,7 @@ INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos", "box", "hamming",
 CROP_MODES = ("center", "squash", "border")
 MOST = 2**20  # the largest number in a description: a text model's vocabulary has nearly as many entries
 MOST_PIXELS = 10_000  # a side of an image, before it is cropped
+AS_FILE = "pass them as a file (--weights)"
 PATIENCE = 5.0  # seconds, until a server that says nothing is not there
 
 
@@ -43,7 +44,7 @@ def one_line(what: str, advice: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def fetching(what: str, instead: str = "pass them as a file (--weights)") -> Iterator[None]:
+def fetching(what: str, instead: str = AS_FILE) -> Iterator[None]:
     """Let a library look for weights, on this machine alone if the hub does not answer: it would try for a minute.
 
     Raises:
@@ -64,7 +65,8 @@ def fetching(what: str, instead: str = "pass them as a file (--weights)") -> Ite
     except OSError as error:
         if is_online and not isinstance(error, (URLError, TimeoutError)):
             raise
-        reason = str(error) if is_online else f"{constants.ENDPOINT} does not answer"
+        silent = "HF_HUB_OFFLINE is set" if before[0] else f"{constants.ENDPOINT} does not answer"
+        reason = str(error) if is_online else silent
         raise PmvitError(
             f"{what}: its weights are not on this machine and cannot be fetched ({reason}): {instead}"
         ) from None

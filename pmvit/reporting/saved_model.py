@@ -16,7 +16,9 @@ from pmvit.planning import Plan
 from pmvit.planning.planner import AnyPlan
 from pmvit.reporting.blocks import describe_blocks
 from pmvit.saving.commands import read_commands
-from pmvit.saving.models import CONFIG_FILE, load
+from pmvit.saving.hub import local_path
+from pmvit.saving.models import load
+from pmvit.saving.parts import CONFIG_FILE
 from pmvit.tensors import read_texts
 from pmvit.training.metrics import read_metrics
 from pmvit.training.record import FILE as FINETUNE_FILE
@@ -50,6 +52,7 @@ class SavedModel:
     def __init__(
         self, path: Path, original: str | Path | nn.Module | None = None, device: str | torch.device = "cpu"
     ) -> None:
+        path = local_path(path)
         self.path, self.model = path, load(path, device=device)
         compression = compression_of(self.model)
         if compression is None:

@@ -4,10 +4,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import timm
+from huggingface_hub import CardData, EvalResult, ModelCard, ModelCardData
 from torch import nn
 
 from pmvit.compression import compression_of
@@ -21,11 +23,20 @@ from pmvit.planning import Plan
 from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.planning.budget import reached_text
 from pmvit.saving.commands import versions
-from pmvit.wrapping import Compression, Recipe
+from pmvit.wrapping import Compression, Original
 
 CARD_FILE = "README.md"
 MARK = "<!-- Written by pmvit when it saves the model; without this line the text stays as it is. -->"
 SHOWN = ("top1", "top5", "miou", "pixel_accuracy", "agreement")
+METRICS = {
+    "top1": "accuracy",
+    "top5": "accuracy",
+    "miou": "mean_iou",
+    "pixel_accuracy": "accuracy",
+}  # as the hub has them
+# Of the relations that the hub knows (adapter, finetune, merge, quantized), that of a model made cheaper.
+RELATION = "quantized"
+NOT_MEASURED = "Accuracy: not measured."
 
 
 @dataclass(frozen=True)
@@ -33,11 +44,13 @@ class CardDetails:
     """What a model card says that cannot be read off the model.
 
     Attributes:
-        measured: Evaluations as data, by what was evaluated: original, compressed, calibrated, fine-tuned.
+        measured: Evaluations as data, by what was evaluated: original, compressed, calibrated, fine-tuned. The last one
+            is that of the model.
         settings: What the model was made with, beside what its plan knows.
         command: What was typed to make it.
-        base_model: The name on the hub of the model that was compressed.
+        base_model: The name on the hub of the model that was compressed; what it was opened from, if not given.
         license: Of that model.
+        dataset: What was evaluated on, as the hub names it.
     """
 
     measured: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -45,6 +58,7 @@ class CardDetails:
     command: str | None = None
     base_model: str | None = None
     license: str | None = None
+    dataset: str | None = None
 
 
 def write_card(
@@ -57,7 +71,14 @@ def write_card(
     compression = compression_of(model)
     what = compression.what if compression is not None else None
     summary = _summary(model, config, compression, costs)
-    parts = [_header(model, what, details), MARK, *summary, *_accuracy(details.measured)]
+    tags = ["pmvit", "token-compression", "vision-transformer"]
+    tags += [what.title.lower().replace(" ", "-")] if what is not None else []
+    header = ModelCardData(library_name="pmvit", tags=tags, pipeline_tag=_task(model), license="unknown")
+    if compression is not None:
+        base, its_license = _base_model(compression.original)
+        details = replace(details, base_model=details.base_model or base, license=details.license or its_license)
+    _say_more(header, details, _name(model, config))
+    parts = [f"---\n{header.to_yaml()}\n---", MARK, *summary, *_accuracy(details.measured)]
     if isinstance(what, AdaptivePlan):
         rows = zip(range(what.depth), what.merges, what.tokens, strict=True)
         parts += [
@@ -74,16 +95,74 @@ def write_card(
     write_text(path, "\n\n".join(parts) + "\n")
 
 
-def _header(model: nn.Module, what: Recipe | None, details: CardDetails) -> str:
-    """The part that machines read; text in quotes is the same in JSON and in YAML."""
-    tags = ["pmvit", "token-compression", "vision-transformer"]
-    if what is not None:
-        tags.append(what.title.lower().replace(" ", "-"))
-    lines = ["---", "library_name: pmvit", f"tags: {json.dumps(tags)}", f"pipeline_tag: {_task(model)}"]
+def completed(text: str, details: CardDetails) -> str:
+    """A card that pmvit wrote, with what is known by now: what the model was made of, and how good it is.
+
+    Raises:
+        PmvitError: If the text is somebody else's.
+    """
+    if MARK not in text:
+        raise PmvitError(
+            f"expected a {CARD_FILE} that pmvit wrote, to complete it; this one is not, and stays as it is"
+        )
+    card = ModelCard(text)
+    title = next((line.removeprefix("# ") for line in card.text.splitlines() if line.startswith("# ")), "model")
+    _say_more(card.data, details, title.split(",")[0])
+    body = card.text
+    if details.measured:
+        found = re.compile(rf"^{re.escape(NOT_MEASURED)}$|^## Accuracy\n\n(?:\|.*(?:\n|\Z))+", re.MULTILINE)
+        section = "\n\n".join(_accuracy(details.measured))
+        body = found.sub(lambda match: section + "\n" * match[0].endswith("\n"), body, count=1)
+    return f"---\n{card.data.to_yaml()}\n---\n{body}"
+
+
+def rows_of(evaluation: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """An evaluation of a model as data, which may hold that of its original, as `CardDetails.measured` takes it."""
+    prefix = "reference_"
+    original = {name.removeprefix(prefix): value for name, value in evaluation.items() if name.startswith(prefix)}
+    rows: dict[str, Mapping[str, Any]] = {}
+    if evaluation.get("reference") == "original":
+        rows["original"] = {**original, "images": evaluation.get("images")}
+    return {**rows, "this model": evaluation}
+
+
+def _say_more(header: CardData, details: CardDetails, name: str) -> None:
+    """Put into the part that machines read what the details say."""
     if details.base_model is not None:
-        lines.append(f"base_model: {json.dumps(details.base_model)}")
-    lines.append(f"license: {json.dumps(details.license or 'unknown')}")
-    return "\n".join([*lines, "---"])
+        header["base_model"], header["base_model_relation"] = details.base_model, RELATION
+    if details.license is not None:
+        header["license"] = details.license
+    row = list(details.measured.values())[-1] if details.measured else {}
+    results = [
+        EvalResult(
+            task_type=header["pipeline_tag"],
+            dataset_type=details.dataset or "unknown",
+            dataset_name=details.dataset or f"{row.get('images', 'some')} images",
+            metric_type=kind,
+            metric_name=MEASURES[measure].full_title,
+            metric_value=round(float(row[measure]), 5),
+        )
+        for measure, kind in METRICS.items()
+        if row.get(measure) is not None
+    ]
+    if results:
+        header["model_name"], header["eval_results"] = name, results
+
+
+def _base_model(original: Original) -> tuple[str | None, str | None]:
+    """The name on the hub of the model that was compressed, and its license, as far as what it was opened from says."""
+    source = original.source
+    if source is None or original.weights is not None or Path(source).exists():
+        return None, None
+    library, colon, rest = source.partition(":")
+    if colon:
+        return (rest.partition("@")[0] if library in ("hf", "hf-hub") else None), None
+    known = timm.get_pretrained_cfg(source, allow_unregistered=True) if timm.is_model(source) else None
+    return (None, None) if known is None else (known.hf_hub_id, known.license)
+
+
+def _name(model: nn.Module, config: Mapping[str, Any]) -> str:
+    return escaped(str(config["model"].get("architecture", type(model).__name__)))
 
 
 def _task(model: nn.Module) -> str:
@@ -97,7 +176,7 @@ def _summary(
     model: nn.Module, config: Mapping[str, Any], compression: Compression | None, costs: tuple[Flops, Flops]
 ) -> list[str]:
     before, after = costs
-    architecture = escaped(str(config["model"].get("architecture", type(model).__name__)))
+    architecture = _name(model, config)
     if compression is None:
         cost = f"{format_number(before.gflops, '.3f')} GFLOPs (multiply-accumulates) an image"
         return [f"# {architecture}", f"A model saved by pmvit, not compressed: {cost}."]
@@ -118,7 +197,7 @@ def _summary(
 
 def _accuracy(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not measured:
-        return ["Accuracy: not measured."]
+        return [NOT_MEASURED]
     found = [name for name in SHOWN if any(row.get(name) is not None for row in measured.values())]
     rows = [
         (stage, *(MEASURES[name].text(row.get(name)) for name in found), str(row.get("images", "-")))
@@ -135,7 +214,7 @@ def _use(model: nn.Module) -> list[str]:
     with suppress(PmvitError):  # a host need not know how images are prepared
         config = host.data_config()
         said = f"It takes images of {shape}, normalised with mean {config.get('mean')} and std {config.get('std')}."
-    code = "import pmvit\n\nmodel = pmvit.load('folder')  # of these files, downloaded; no network, nothing unpickled"
+    code = "import pmvit\n\nmodel = pmvit.load('hf-hub:owner/name')  # or a folder of these files; nothing is unpickled"
     return ["## Use", fenced(code, "python"), escaped(said)]
 
 

@@ -16,16 +16,7 @@ from torch import Tensor, nn
 from pmvit.compression import Original, compression_of, decompress, set_budget, wrap
 from pmvit.config import PlanOptions
 from pmvit.errors import PmvitError
-from pmvit.files import (
-    check_fields,
-    check_regular,
-    check_writable,
-    config_from,
-    parse_document,
-    read_document,
-    read_text,
-    write_text,
-)
+from pmvit.files import check_fields, check_regular, check_writable, config_from, read_document, write_text
 from pmvit.hosts import OLD_FAMILIES, Host, host_class, host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
@@ -34,25 +25,34 @@ from pmvit.measuring.flops import Flops, flops
 from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.saving.card import CardDetails, write_card
 from pmvit.saving.commands import read_commands, record_commands, versions
+from pmvit.saving.hub import local_path
+from pmvit.saving.parts import (
+    CONFIG_FILE,
+    FOR_TRANSFORMERS,
+    FORMAT,
+    MODEL_FILE,
+    RECIPES,
+    VERSION,
+    open_file,
+    open_folder,
+)
 from pmvit.saving.sizes import check_fits, check_matrices
-from pmvit.tensors import FLOATS, checksum, dtype_called, read_shapes, read_tensors, read_texts, write_tensors
+from pmvit.tensors import FLOATS, checksum, dtype_called, read_shapes, read_tensors, write_tensors
 from pmvit.wrapping import Tuned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FORMAT, VERSION = "pmvit-model", 2
-MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-RECIPES = {  # by kind
-    "plan": "pmvit.planning:Plan.from_json",
-    "adaptive": "pmvit.planning.adaptive:AdaptivePlan.from_json",
-    "method": "pmvit.methods:Method.from_json",
-}
 OF_RECIPE = "pmvit."  # what the names of tensors begin with that a recipe brings
 
 
 def save(
-    model: nn.Module, path: str | Path, *, arguments: dict[str, Any] | None = None, card: CardDetails | None = None
+    model: nn.Module,
+    path: str | Path,
+    *,
+    arguments: dict[str, Any] | None = None,
+    card: CardDetails | None = None,
+    portable: bool = False,
 ) -> None:
     """Write a model, compressed (by a plan or another method) or not, so that `load` makes it again without a network.
 
@@ -66,6 +66,7 @@ def save(
         arguments: What the host library's model was created with, as far as it cannot be read off the model; an error
             asks for it where it is needed.
         card: What the model card says that cannot be read off the model: accuracy, how it was made.
+        portable: Leave out where on this machine the original is, which is of no use elsewhere.
 
     Raises:
         PmvitError: If the model cannot be described so that it can be built again.
@@ -79,7 +80,8 @@ def save(
     record: dict[str, Any] | None = None
     if compression is not None:
         documents[f"{compression.what.kind}.json"] = compression.what.to_json()
-        original = _moved(compression.original, path, to_file=True)
+        original = compression.original
+        original = _without_places(original) if portable else _moved(original, path, to_file=True)
         record = {"kind": compression.what.kind, "learn": compression.learn, "original": asdict(original)}
         record["tuned"] = compression.tuned
     tensors = dict(model.state_dict())
@@ -97,6 +99,7 @@ def save(
     }
     if names := (getattr(model, "pretrained_cfg", None) or {}).get("label_names"):
         config["label_names"] = list(names)
+    config |= FOR_TRANSFORMERS
     config["sha256"] = {MODEL_FILE: checksum(tensors), **_checksums(config, documents)}
     documents[CONFIG_FILE] = json.dumps(config, indent=1) + "\n"
     if path.suffix == ".safetensors":
@@ -188,10 +191,11 @@ def _check_unchanged(config: dict[str, Any], checksums: dict[str, str], path: Pa
 
 
 def load(path: str | Path, *, device: str | torch.device = "cpu", **budget: "Unpack[PlanOptions]") -> nn.Module:
-    """Make the model that `save` wrote: no network, nothing unpickled, the same logits to the last bit.
+    """Make the model that `save` wrote, or `push_to_hub`: nothing unpickled or run, the same logits to the last bit.
 
     Args:
-        path: What `save` wrote.
+        path: What `save` wrote; or `hf-hub:owner/name` (`hf-hub:owner/name@revision`), which is fetched from the
+            Hugging Face Hub once. Nothing else needs a network.
         device: Where the model goes.
         budget: For a model with an adaptive plan, another budget than it was saved with, as `gflops=0.8`: see
             `set_budget`.
@@ -199,12 +203,12 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", **budget: "Unp
     Raises:
         PmvitError: If a file is missing, cut short, changed since it was saved, or not pmvit's.
     """
-    path = Path(path)
+    path = local_path(path)
     check_regular(path)
     if path.is_dir():
-        config, documents, file = _open_folder(path)
+        config, documents, file = open_folder(path)
     elif path.is_file():
-        config, documents, file = _open_file(path)
+        config, documents, file = open_file(path)
     else:
         raise PmvitError(f"expected a folder or a .safetensors file written by pmvit at {path}; there is none")
     _check_unchanged(config, _checksums(config, documents), path)
@@ -287,36 +291,12 @@ def _moved(original: Original, path: Path, *, to_file: bool) -> Original:
     return replace(original, source=source, weights=weights, saved=tuple(map(moved, original.saved)))
 
 
-def _parse_config(text: str, where: str) -> dict[str, Any]:
-    config = parse_document(text, FORMAT, VERSION, where)
-    fields = ["format", "version", "pmvit", "model", "dtype", "sha256"]
-    fields += ["family", "learn"] if config["version"] == 1 else ["host", "compression"]
-    check_fields(config, fields, where, optional=("method",) if config["version"] == 1 else ("label_names",))
-    names = (f"{kind}.json" for kind in RECIPES)
-    check_fields(config["sha256"], (MODEL_FILE, CONFIG_FILE), f"{where}: sha256", optional=names)
-    return config
-
-
-def _open_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str], Path]:
-    """Configuration and other documents of a folder, and where its tensors are."""
-    place = folder / CONFIG_FILE
-    if not place.exists():
-        raise PmvitError(f"expected a model saved by pmvit in {folder}, which has no {CONFIG_FILE}")
-    config = _parse_config(read_text(place, "the configuration of a model"), str(place))
-    for name in config["sha256"]:
-        check_regular(folder / name)
-        if not (folder / name).is_file():
-            raise PmvitError(f"expected {name} in {folder}; it is missing: save the model again")
-    others = set(config["sha256"]) - {MODEL_FILE, CONFIG_FILE}
-    return config, {name: read_text(folder / name, "a part of a model") for name in others}, folder / MODEL_FILE
-
-
-def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, str], Path]:
-    """Configuration and other documents of a single file, and where its tensors are."""
-    documents = read_texts(path)
-    if CONFIG_FILE not in documents:
-        raise PmvitError(f"{path} holds weights but no pmvit model: load it as the weights of an architecture instead")
-    return _parse_config(documents.pop(CONFIG_FILE), f"{path}: config"), documents, path
+def _without_places(original: Original) -> Original:
+    """What it is called without the folders that it is in: whether it had weights of its own is still to be seen."""
+    source, weights = original.source, original.weights
+    if source is not None and Path(source).exists():
+        source = Path(source).name
+    return replace(original, source=source, weights=None if weights is None else Path(weights).name, saved=())
 
 
 def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, assign: bool = False) -> None:

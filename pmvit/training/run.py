@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import LoggerType
 from torch import nn
 
 from pmvit._system import avoid_broken_amx, keep_freed_memory, this_process, wait_for_all
@@ -30,6 +28,7 @@ from pmvit.saving.models import check_savable, load, save
 from pmvit.training.biases import correct_biases
 from pmvit.training.learner import matrix_parameters
 from pmvit.training.record import FILE, RunRecord, has_begun
+from pmvit.training.trackers import tracker_names, tracker_project
 from pmvit.training.trainer import LAST, Finetuned, Trainer
 from pmvit.wrapping import Tuned
 
@@ -108,7 +107,7 @@ def _tune(
 ) -> Finetuned:
     """`finetune`, whatever the model is called afterwards."""
     check_trainable(model)
-    check_tracker(config)
+    tracker_names(config.log_with)
     if config.mixed_precision == "bf16":
         avoid_broken_amx()
     folder = Path(output) if output is not None else None
@@ -168,7 +167,7 @@ def calibrate(
         raise PmvitError("expected a compressed model to calibrate; this one is not, and has nothing to come back to")
     config = FinetuneConfig.preset("calibrate", **options)
     check_trainable(model)
-    check_tracker(config)
+    tracker_names(config.log_with)
     if output is not None:
         check_savable(model)
         if not distill and has_begun(Path(output)):
@@ -190,21 +189,6 @@ def calibrate(
     return Finetuned(steps=0, best_epoch=0, best=None, last=None)
 
 
-def check_tracker(config: FinetuneConfig) -> None:
-    """Raise `PmvitError` if the tracker that a run is to be logged with is not installed: accelerate would log nothing.
-
-    Asked before the work begins, of which measuring may be hours.
-    """
-    name, known, there = config.log_with, LoggerType.list(), [str(tracker) for tracker in get_available_trackers()]
-    if name is None or name in there or (name == "all" and there):
-        return
-    if name in known:
-        package = {"tensorboard": "'pmvit[tensorboard]'", "all": "one of accelerate's trackers"}.get(name, name)
-        raise PmvitError(f"log_with: {name} is not installed: pip install {package}")
-    if name not in LOGGER_TYPE_TO_CLASS:  # where a user may have registered one
-        raise PmvitError(f"log_with: expected one of {', '.join(known)}; got {name!r}")
-
-
 def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) -> Accelerator:
     freezes_midway = 0 < config.learnable_epochs < config.epochs and bool(matrix_parameters(model))
     if config.log_with is not None and folder is None:
@@ -213,8 +197,8 @@ def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) 
         return Accelerator(
             cpu=config.cpu,
             mixed_precision=config.mixed_precision,
-            log_with=config.log_with,
-            project_dir=folder,
+            log_with=tracker_names(config.log_with) or None,
+            project_config=tracker_project(folder),
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=freezes_midway)],
         )
     except (ImportError, ValueError) as error:

@@ -34,6 +34,7 @@ from pmvit.training.metrics import FILE as METRICS
 from pmvit.training.metrics import draw_curves, keep_metrics
 from pmvit.training.record import CHECKPOINTS, Checkpoints, RunRecord
 from pmvit.training.signals import StoppedError, StopSignals
+from pmvit.training.trackers import start_trackers
 from pmvit.wrapping import compression_of
 
 LAST = "last"
@@ -260,8 +261,7 @@ class Trainer:
             self.record.write(self.folder)
             record_commands(self.folder)
             keep_metrics(self.folder, self.step)
-        if self.config.log_with is not None:
-            self.accelerator.init_trackers("tensorboard" if self.config.log_with == "tensorboard" else "pmvit")
+        start_trackers(self.accelerator, self.config)
         self.accelerator.wait_for_everyone()
 
     def restore(self) -> Place | None:
@@ -324,6 +324,6 @@ class Trainer:
                     file.write(json.dumps(values) + "\n")
             except OSError as error:
                 raise PmvitError(self._could_not(METRICS, error)) from None
-        if self.config.log_with is not None:
+        if self.accelerator.trackers:
             numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
             self.accelerator.log(numbers, step=self.step)

@@ -32,7 +32,7 @@ from torchvision.models import list_models  # isort: skip
 HELP = [("--help",), ("run", "--help")]
 VERBS = (
     *("measure", "plan", "compress", "calibrate", "finetune", "run", "evaluate", "segment", "compare", "curve"),
-    *("export", "benchmark", "report", "visualize", "serve", "info", "demo"),
+    *("export", "benchmark", "report", "visualize", "serve", "push", "info", "demo"),
 )
 SLOW = {"torch", "timm", "numpy", "rich", "pydantic"}
 
@@ -140,7 +140,7 @@ def test_one_word_means_one_thing() -> None:
         "--method",
     }
     verbs = {name for found in kinds["--device"].values() for name in found}
-    assert verbs == set(VERBS) - {"plan", "info", "demo"}
+    assert verbs == set(VERBS) - {"plan", "push", "info", "demo"}
 
 
 def test_help_shows_choices_and_defaults_of_the_configuration() -> None:

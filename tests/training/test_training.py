@@ -123,15 +123,6 @@ def test_an_uncompressed_model_is_tuned_without_a_teacher(small_batches: Batches
     assert result.last.cross_entropy < 0.7 * before
 
 
-def test_tensorboard_gets_the_numbers(small_batches: Batches, tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    pmvit.finetune(compressed(), train=small_batches, output=tmp_path, epochs=1, log_with="tensorboard", **QUIET)
-    events = EventAccumulator(str(next(tmp_path.rglob("events.*")).parent)).Reload()
-    logged = [event.value for event in events.Scalars("loss")]
-    assert logged == pytest.approx([line["loss"] for line in read_metrics(tmp_path)], rel=1e-5)
-
-
 def test_a_folder_without_classes_needs_no_labels(pictures: Path, tmp_path: Path) -> None:
     flat = tmp_path / "flat"
     flat.mkdir()

@@ -156,6 +156,8 @@ def load_pretrained(name: str, arguments: dict[str, Any], needs_host: bool = Tru
         nullcontext() if is_here else fetching(name, instead),
     ):
         written, _ = transformers.PreTrainedConfig.get_config_dict(name)
+        if "format" in written:
+            raise PmvitError(f"{name} holds a model that pmvit saved: open it as hf-hub:{name}")
         made_by = model_class(written.get("model_type"), next(iter(written.get("architectures") or ()), None))
         settings = own_settings(written)
         check_numbers(settings, name)
