@@ -32,6 +32,7 @@ TEXT: dict[str, Any] = {
     "eos_token_id": 2,
 }
 TILES = {"image_grid_pinpoints": [[48, 96], [96, 48], [96, 96]]}
+TOLD = ("vision_feature_layer", "use_qk_norm")  # in the name
 NO_HEAD = {"vision_use_head": False}
 # Class of the model, types of its tower and of its language model, more for the tower's configuration and for its own.
 VLMS: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
@@ -53,7 +54,7 @@ def makers() -> list[tuple[str, str, Callable[[], nn.Module]]]:
     """Family, name and factory of each."""
     found: list[tuple[str, str, Callable[[], nn.Module]]] = []
     for model, tower, text, of_tower, own in VLMS:
-        told = "".join(f", {key}={value}" for key, value in own.items() if key == "vision_feature_layer")
+        told = "".join(f", {key}={value}" for key, value in {**of_tower, **own}.items() if key in TOLD)
         name = f"{model}ForConditionalGeneration {tower}{told}"
         found.append(("hf vlm", name, partial(create_vlm, model, tower, text, of_tower, own)))
     return found

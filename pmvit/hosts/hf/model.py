@@ -114,6 +114,7 @@ class HuggingFaceModel(MadeModel):
         options = {**description["arguments"], "attn_implementation": attention, "dtype": torch.float32}
         with import_module("transformers.initialization").no_init_weights():  # it gets others
             model: AnyModule = made_by._from_config(made_by.config_class.from_dict(config), **options)
+        model.tie_weights()
         return model
 
     def preparation(self) -> dict[str, Any]:
