@@ -2,8 +2,10 @@
 
 import copy
 import json
+import re
 from functools import cache, partial
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -128,6 +130,18 @@ def test_the_flops_are_those_of_the_tower() -> None:
     assert pmvit.flops(model).macs == pmvit.flops(model.model.vision_tower).macs
     assert len(host_of(original(TWO_LAYERS)).block_names()) == 2
     assert len(host_of(original(PALIGEMMA)).block_names()) == 3
+
+
+def test_the_layer_that_llava_does_not_read_can_go() -> None:
+    """As the documentation has it; what is read stays, and the model can still be saved."""
+    model = copy.deepcopy(original(LLAVA))
+    page = (Path(__file__).parents[2] / "docs/vlm.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^    ```python\n(.*?)^    ```", page, flags=re.DOTALL | re.MULTILINE)
+    exec(dedent(code), {"model": model})  # noqa: S102  # the very text that users are shown
+    assert torch.equal(logits(model, LLAVA), logits(original(LLAVA), LLAVA))
+    assert pmvit.flops(model).macs < pmvit.flops(original(LLAVA)).macs
+    assert len(host_of(model).block_names()) == 2
+    assert host_of(model).describe()["config"]["vision_feature_layer"] == -1
 
 
 def test_tiles_of_an_image_merge_each_for_itself() -> None:
