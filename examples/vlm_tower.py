@@ -27,7 +27,7 @@ def random_llava() -> Any:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
     torch.manual_seed(0)
-    shape = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4}
+    shape: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4}
     vision = CLIPVisionConfig(image_size=112, patch_size=16, num_hidden_layers=6, **shape)
     text = LlamaConfig(vocab_size=64, num_hidden_layers=2, bos_token_id=1, eos_token_id=2, pad_token_id=0, **shape)
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=63)
