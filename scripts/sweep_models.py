@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pmvit  # noqa: F401  # lets torchvision import
-from scripts import sweep_dense, sweep_swin
+from scripts import sweep_dense, sweep_swin, sweep_vlm
 
 import timm  # isort: skip  # after pmvit
 import timm.layers
@@ -38,6 +38,7 @@ FAMILIES = {  # what stands in the table, by family: timm's are its modules
     "torchvision": "torchvision: VisionTransformer",
     **sweep_swin.FAMILIES,
     **sweep_dense.FAMILIES,
+    **sweep_vlm.FAMILIES,
 }
 
 
@@ -51,7 +52,7 @@ class Candidate(NamedTuple):
 
 def candidates() -> list[Candidate]:
     """All of them. To add a family, describe it in `FAMILIES` and add a list of its candidates here."""
-    others = [*sweep_swin.makers(CLASSES), *sweep_dense.makers(CLASSES)]
+    others = [*sweep_swin.makers(CLASSES), *sweep_dense.makers(CLASSES), *sweep_vlm.makers()]
     return [*timm_models(), *hf_models(), *torchvision_models(), *starmap(Candidate, others)]
 
 

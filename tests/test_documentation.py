@@ -121,6 +121,35 @@ def test_the_hub_example_runs_with_a_hub_on_this_machine(tmp_path: Path) -> None
     assert results["top-1 accuracy"].dataset_name == "fashion_mnist"
 
 
+def test_the_page_of_vision_language_models_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    code = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/vlm.md").read_text("utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code[0], names)  # noqa: S102  # the very text that users are shown
+    assert capsys.readouterr().out.strip() == "torch.Size([1, 60])"
+    assert type(pmvit.load(tmp_path / "llava-small")) is type(names["model"])
+
+
+def test_the_example_of_vision_language_models_runs_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    words = ["vlm_tower.py", "--random", "--images", "64", "-o", str(tmp_path / "small")]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(str(ROOT / "examples/vlm_tower.py"), run_name="__main__")
+    shown = (ROOT / "docs/vlm.md").read_text("utf-8")
+    *told, _ = capsys.readouterr().out.splitlines()
+    before, after = (float(number) for number in re.findall(r"[0-9.]+(?= -|\ GFLOPs)", told[0]))
+    assert after < before
+    assert all(re.sub(r"[0-9.]+", "N", line) in re.sub(r"[0-9.]+", "N", shown) for line in told)
+    assert type(pmvit.load(tmp_path / "small")).__name__ == "LlavaForConditionalGeneration"
+
+
 def _error_messages() -> list[re.Pattern[str]]:
     """What `PmvitError` is raised with anywhere, as patterns: anything may stand for a value.
 

@@ -2,6 +2,7 @@
 
 from pmvit.hosts.hf.swin import HuggingFaceSwin as HuggingFaceSwin
 from pmvit.hosts.hf.vit import HuggingFaceViT as HuggingFaceViT
+from pmvit.hosts.hf.vlm import HuggingFaceVLM as HuggingFaceVLM
 from pmvit.hosts.host import OLD_FAMILIES as OLD_FAMILIES
 from pmvit.hosts.host import Host as Host
 from pmvit.hosts.host import HostChange as HostChange

@@ -82,7 +82,7 @@ def check_known(make: Callable[[], nn.Module]) -> None:
             made = make()
     except RuntimeError:  # some look at values while they are made
         made = make()
-    host_of(made)
+    host_of(made).block_names()
 
 
 def import_library(name: str, extra: str) -> Any:

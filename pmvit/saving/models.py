@@ -85,6 +85,8 @@ def save(
         record = {"kind": compression.what.kind, "learn": compression.learn, "original": asdict(original)}
         record["tuned"] = compression.tuned
     tensors = dict(model.state_dict())
+    for name in tied_parameters(model):
+        del tensors[name]
     if compression is not None and isinstance(compression.what, AdaptivePlan):
         tensors |= {f"{OF_RECIPE}{name}": value for name, value in compression.what.tensors().items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -163,7 +165,7 @@ def check_output(path: Path) -> None:
 def _check_description(host: Host, original: nn.Module, description: dict[str, Any]) -> None:
     """Build the model from its description and see that it gives the same output."""
     rebuilt = host.build(description)
-    rebuilt.load_state_dict(original.state_dict())
+    rebuilt.load_state_dict(original.state_dict(), assign=True)  # no second copy of a large model
     image = torch.randn(1, *host.input_size(), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected, got = (predict(model.float().eval(), image) for model in (original, rebuilt))
@@ -299,8 +301,20 @@ def _without_places(original: Original) -> Original:
     return replace(original, source=source, weights=None if weights is None else Path(weights).name, saved=())
 
 
+def tied_parameters(model: nn.Module) -> dict[str, str]:
+    """Further names of parameters that have several, as the head of a language model, with the first name of each."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: known for name, value in named if (known := first.setdefault(id(value), name)) != name}
+
+
 def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, assign: bool = False) -> None:
-    """Give a model its weights; every name and shape has to fit. With `assign` each keeps the type it was saved in."""
+    """Give a model its weights; every name and shape has to fit. With `assign` each keeps the type it was saved in.
+
+    What has several names need be there under the first alone, and is one parameter afterwards as before.
+    """
+    tied = tied_parameters(model)
+    tensors = {**{name: tensors[first] for name, first in tied.items() if first in tensors}, **tensors}
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     for name in {**expected, **tensors}:
         if name not in tensors:
@@ -311,3 +325,6 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, as
             shape = tuple(tensors[name].shape)
             raise PmvitError(f"{where}: expected {name!r} of shape {expected[name]}, got {shape}")
     model.load_state_dict(tensors, assign=assign)
+    for name, first in tied.items():  # assigned, they are two
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, model.get_parameter(first))

@@ -1,9 +1,10 @@
 """What blocks of Hugging Face transformers need while they run on groups of tokens."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from inspect import signature
 from types import MethodType
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
-from pmvit.hosts.groups import OfGroups, bias_at_centres
+from pmvit.hosts.groups import OfGroups, add_log_sizes, bias_at_centres
 from pmvit.hosts.hf.tower import Tower
 from pmvit.hosts.host import AnyModule
 from pmvit.hosts.modes import changed
@@ -131,6 +132,24 @@ class BiasAtCentres(OfGroups):
         bias: Tensor = self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens)
         centres, _ = self.groups(bias)
         return bias if centres is None else bias_at_centres(bias, centres)
+
+
+def takes_tokens_alone(block: nn.Module) -> bool:
+    """Whether a block hands nothing on to its attention but tokens (InternVL), so that a bias cannot get there."""
+    return len(signature(block.forward).parameters) == 1
+
+
+class BiasedAttention(OfGroups):
+    """The attention of a block that takes tokens alone, which counts the members of groups."""
+
+    def __init__(self, attend: Callable[..., Any], wrapper: PruneMerge | AdaptiveBlock) -> None:
+        super().__init__(wrapper)
+        self.attend = attend
+
+    def forward(self, tokens: Tensor) -> Any:
+        """As the block calls it."""
+        _, log_sizes = self.groups(tokens)
+        return self.attend(tokens, None if log_sizes is None else add_log_sizes(None, log_sizes.to(tokens)))
 
 
 def check_takes_bias(block: nn.Module, name: str) -> None:

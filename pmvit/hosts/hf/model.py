@@ -7,6 +7,7 @@ import inspect
 import json
 from contextlib import nullcontext
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class HuggingFaceModel(MadeModel):
     """A model of transformers with a vision transformer of some families somewhere in it."""
 
     library = "transformers"
-    described = ("architecture", "arguments", "attention", "config", "data")
+    described: tuple[str, ...] = ("architecture", "arguments", "attention", "config", "data")
     accepted = frozenset(("add_pooling_layer", "use_mask_token"))
     head = "classifier"
     families: dict[str, Family]
@@ -82,6 +83,10 @@ class HuggingFaceModel(MadeModel):
         return self.tower.projection.in_channels, int(height), int(width)
 
     def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self.checked(self.settings(arguments or {}))
+
+    def settings(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The description, before it is seen that the model can be made of it."""
         model = self.model
         config = own_settings(json.loads(model.config.to_json_string(use_diff=False)))
         takes = inspect.signature(type(model).__init__).parameters
@@ -90,14 +95,13 @@ class HuggingFaceModel(MadeModel):
             "use_mask_token": getattr(self.tower.embeddings, "mask_token", None) is not None,
         }
         implementation = model.config._attn_implementation
-        description = {
+        return {
             "architecture": type(model).__name__,
-            "arguments": {**{name: value for name, value in traits.items() if name in takes}, **(arguments or {})},
+            "arguments": {**{name: value for name, value in traits.items() if name in takes}, **arguments},
             "attention": implementation if implementation in ATTENTION else "sdpa",
             "config": config,
             "data": self.data_config(),
         }
-        return self.checked(description)
 
     @classmethod
     def make(cls, description: dict[str, Any]) -> AnyModule:
@@ -108,7 +112,9 @@ class HuggingFaceModel(MadeModel):
         check_settings(config)
         made_by = model_class(config["model_type"], architecture)
         options = {**description["arguments"], "attn_implementation": attention, "dtype": torch.float32}
-        model: AnyModule = made_by._from_config(made_by.config_class.from_dict(config), **options)
+        with import_module("transformers.initialization").no_init_weights():  # it gets others
+            model: AnyModule = made_by._from_config(made_by.config_class.from_dict(config), **options)
+        model.tie_weights()
         return model
 
     def preparation(self) -> dict[str, Any]:

@@ -20,8 +20,12 @@ MODEL_TYPES = frozenset(
         *("clip", "clip_vision_model", "metaclip_2", "metaclip_2_vision_model", "siglip", "siglip_vision_model"),
         *("swin", "swinv2"),
         *("dpt", "depth_anything", "prompt_depth_anything", "zoedepth", "upernet", "mask2former"),
+        *("llava", "llava_next", "llava_onevision", "paligemma", "gemma3", "internvl", "idefics3", "smolvlm"),
+        *("internvl_vision", "idefics3_vision", "smolvlm_vision"),
+        *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),  # what reads the images' tokens
     )
 )
+UNDECLARED = ("num_labels", "vision_use_head")  # settings that classes read and do not say they have
 
 
 def config_class(model_type: Any) -> Any:
@@ -59,7 +63,7 @@ def own_settings(settings: Any, made_of: Any = None) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise PmvitError(f"expected an object as configuration of a model, got {settings!r}")
     made_of = made_of or config_class(settings.get("model_type"))
-    known = {"num_labels", *(field.name for field in fields(made_of)), *made_of().to_dict()} - {"_name_or_path"}
+    known = {*UNDECLARED, *(field.name for field in fields(made_of)), *made_of().to_dict()} - {"_name_or_path"}
     own = {name: value for name, value in settings.items() if name in known}
     for name, inner in made_of.sub_configs.items():
         if own.get(name) is not None:

@@ -53,6 +53,8 @@ VITS = {  # by the class of the patch embedding
     **dict.fromkeys(("EomtEmbeddings", "EomtDinov3Embeddings"), Family(IMAGENET)),
     **dict.fromkeys(("Dinov2Embeddings", "Dinov2WithRegistersEmbeddings"), Family(IMAGENET, any_size=True)),
     **dict.fromkeys(("DINOv3ViTEmbeddings", "PixioEmbeddings", "YolosEmbeddings"), Family(IMAGENET, any_size=True)),
+    "InternVLVisionEmbeddings": Family(IMAGENET),
+    **dict.fromkeys(("Idefics3VisionEmbeddings", "SmolVLMVisionEmbeddings"), Family(HALF)),
 }
 
 
@@ -113,6 +115,8 @@ def num_read(model: AnyModule, tower: Tower) -> int:
     and masks that the tokens themselves predict may part them.
     """
     name, depth = type(model).__name__, len(tower.blocks)
+    if is_vlm(model) and (layers := read_layers(model)) is not None:
+        return max(index % (depth + 1) for index in layers)
     if name.startswith("Eomt"):
         return max(depth - int(model.config.num_blocks), 0)
     if name in ("BeitForSemanticSegmentation", "Data2VecVisionForSemanticSegmentation"):
@@ -129,8 +133,26 @@ def is_backbone(module: nn.Module) -> bool:
     return any(base.__name__ == "BackboneMixin" for base in type(module).__mro__)
 
 
+def is_vlm(model: AnyModule) -> bool:
+    """Whether a model is a vision-language model of transformers: prompts have a token that stands for an image."""
+    config = getattr(model, "config", None)
+    is_host = any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
+    has_token = any(getattr(config, f"image_token_{ending}", None) is not None for ending in ("id", "index"))
+    return is_host and has_token and getattr(config, "vision_config", None) is not None
+
+
+def read_layers(model: AnyModule) -> list[int] | None:
+    """Which hidden states of its tower a vision-language model reads; `None` if the last, behind all that follows."""
+    layers = getattr(model.config, "vision_feature_layer", getattr(model.config, "vision_feature_layers", None))
+    if layers is None or (layers == -1 and model.config.model_type == "internvl"):
+        return None
+    return [layers] if isinstance(layers, int) else list(layers)
+
+
 def reads_between(model: AnyModule) -> bool:
     """Whether a model reads or changes tokens between its blocks."""
+    if is_vlm(model):
+        return read_layers(model) is not None  # they are hidden states, as transformers records them
     names = {base.__name__ for module in model.modules() if hasattr(module, "config") for base in type(module).__mro__}
     is_unknown = hasattr(model, "get_image_features") and type(model).__name__ not in IMAGE_TOWERS
     return is_unknown or any(part in name for name in names for part in READ_BETWEEN)

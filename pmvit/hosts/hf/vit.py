@@ -11,11 +11,13 @@ from pmvit.errors import PmvitError
 from pmvit.flow import Groups
 from pmvit.hosts.hf.hooks import (
     BiasAtCentres,
+    BiasedAttention,
     answer_like_host,
     check_takes_bias,
     in_sdpa,
     num_suffix,
     reordered,
+    takes_tokens_alone,
     without_masking,
 )
 from pmvit.hosts.hf.model import HuggingFaceModel
@@ -104,6 +106,10 @@ class HuggingFaceViT(HuggingFaceModel):
 
     def fit(self, wrapper: PruneMerge | AdaptiveBlock, layout: TokenLayout) -> list[HostChange]:
         changes = []
+        if takes_tokens_alone(wrapper.block):
+            attention: AnyModule = wrapper.block.attention
+            biased = BiasedAttention(attention.forward, wrapper)
+            changes.append(HostChange.make(attention, "forward", biased.forward))
         for module in wrapper.block.modules():
             full = getattr(module, "relative_position_bias", None)
             if isinstance(full, nn.Module):
@@ -115,6 +121,8 @@ class HuggingFaceViT(HuggingFaceModel):
     def arguments_at_centres(cls, wrapper: PruneMerge | Groups, arguments: dict[str, Any]) -> dict[str, Any]:
         if wrapper.log_sizes is not None:
             check_takes_bias(wrapper.block, cls._bias_argument(wrapper))
+            if takes_tokens_alone(wrapper.block):  # see `fit`
+                return arguments
         mask = arguments.get("attention_mask")
         if mask is None or mask.dim() != 2:
             return super().arguments_at_centres(wrapper, arguments)
