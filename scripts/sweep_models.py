@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pmvit  # noqa: F401  # lets torchvision import
-from scripts import sweep_dense, sweep_swin
+from scripts import sweep_dense, sweep_sam, sweep_swin
 
 import timm  # isort: skip  # after pmvit
 import timm.layers
@@ -37,6 +37,7 @@ FAMILIES = {  # what stands in the table, by family: timm's are its modules
     "hf eomt": "transformers: EoMT, on DINOv2 and on DINOv3; the blocks before its queries",
     "torchvision": "torchvision: VisionTransformer",
     **sweep_swin.FAMILIES,
+    **sweep_sam.FAMILIES,
     **sweep_dense.FAMILIES,
 }
 
@@ -51,7 +52,7 @@ class Candidate(NamedTuple):
 
 def candidates() -> list[Candidate]:
     """All of them. To add a family, describe it in `FAMILIES` and add a list of its candidates here."""
-    others = [*sweep_swin.makers(CLASSES), *sweep_dense.makers(CLASSES)]
+    others = [*sweep_swin.makers(CLASSES), *sweep_sam.makers(), *sweep_dense.makers(CLASSES)]
     return [*timm_models(), *hf_models(), *torchvision_models(), *starmap(Candidate, others)]
 
 

@@ -83,6 +83,8 @@ def save(
         record = {"kind": compression.what.kind, "learn": compression.learn, "original": asdict(original)}
         record["tuned"] = compression.tuned
     tensors = dict(model.state_dict())
+    for name in tied_parameters(model):
+        del tensors[name]
     if compression is not None and isinstance(compression.what, AdaptivePlan):
         tensors |= {f"{OF_RECIPE}{name}": value for name, value in compression.what.tensors().items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -319,8 +321,20 @@ def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, str], Path]:
     return _parse_config(documents.pop(CONFIG_FILE), f"{path}: config"), documents, path
 
 
+def tied_parameters(model: nn.Module) -> dict[str, str]:
+    """Further names of parameters that have several, as the head of a language model, with the first name of each."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: known for name, value in named if (known := first.setdefault(id(value), name)) != name}
+
+
 def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, assign: bool = False) -> None:
-    """Give a model its weights; every name and shape has to fit. With `assign` each keeps the type it was saved in."""
+    """Give a model its weights; every name and shape has to fit. With `assign` each keeps the type it was saved in.
+
+    What has several names need be there under the first alone, and is one parameter afterwards as before.
+    """
+    tied = tied_parameters(model)
+    tensors = {**{name: tensors[first] for name, first in tied.items() if first in tensors}, **tensors}
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     for name in {**expected, **tensors}:
         if name not in tensors:
@@ -331,3 +345,6 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, as
             shape = tuple(tensors[name].shape)
             raise PmvitError(f"{where}: expected {name!r} of shape {expected[name]}, got {shape}")
     model.load_state_dict(tensors, assign=assign)
+    for name, first in tied.items():  # assigned, they are two
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, model.get_parameter(first))
