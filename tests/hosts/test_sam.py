@@ -54,7 +54,7 @@ def masks_of(model: Any, images: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", ["SamModel", "SamHQVisionModel", "VitDetBackbone", "VitDetModel residual"])
 def test_what_the_sweep_checks(name: str) -> None:
     assert try_model(Candidate("hf sam", name, FOUND[name])).reason == ""
 
