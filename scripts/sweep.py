@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,14 +115,15 @@ def try_model(candidate: Candidate) -> Outcome:
             logits = predict(model, images)
         loss: Loss = "labels" if gives_logits(model) and logits.dim() == 2 else "embedding"
         measured: pmvit.Scores | pmvit.MergeCosts
+        options: dict[str, Any] = {}
         if "scored" in measurable(host):
-            batch, prune = (images, torch.tensor([0, 1])), {"prune": 0.1}
+            batch, options = (images, torch.tensor([0, 1])), {"prune": 0.1}
             measured = pmvit.measure(model, [batch], method="scored", loss=loss, progress=False)
             check(measured.values.shape == (len(names), layout.num_patches), "scores have the wrong shape")
         else:
-            measured, prune = pmvit.measure(model, [images], method="measured", progress=False), {}
+            measured = pmvit.measure(model, [images], method="measured", progress=False)
         small, biased = (
-            pmvit.compress(model, pmvit.plan(measured, keep=0.7, attention_bias=bias, **prune))
+            pmvit.compress(model, pmvit.plan(measured, keep=0.7, attention_bias=bias, **options))
             for bias in (False, True)
         )
         with torch.inference_mode():

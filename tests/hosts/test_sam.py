@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
-from pmvit.compression import compression_of
+from pmvit.compression import plan_of
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
 from pmvit.measuring import measure_config
@@ -147,7 +147,9 @@ def test_saved_models_come_back_to_the_bit(name: str, tmp_path: Path) -> None:
         assert torch.equal(masks_of(loaded, images_for(model)), masks_of(small, images_for(model)))
         shared = loaded.prompt_encoder.shared_embedding.positional_embedding
         assert loaded.shared_image_embedding.positional_embedding is shared
-    again = pmvit.decompress(pmvit.compress(model, compression_of(small).what, inplace=True))
+    plan = plan_of(small)
+    assert plan is not None
+    again = pmvit.decompress(pmvit.compress(model, plan, inplace=True))
     assert all(one is other for one, other in zip(again.modules(), parts, strict=True))
 
 
