@@ -28,7 +28,7 @@ class OnDevice(TorchDispatchMode):
     """Counts operations, and refuses those that wait for the device or leave it."""
 
     def __init__(self, device: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch has no types there
         self.device, self.count = device, 0
         self.ranked: list[int] = []  # how many values each topk gives
 
