@@ -13,12 +13,11 @@ from pmvit.adaptive import AdaptiveBlock
 from pmvit.config import PlanOptions
 from pmvit.config.training import Learn
 from pmvit.errors import PmvitError, PmvitWarning
-from pmvit.hosts import Host, HostChange, host_of
+from pmvit.hosts import Host, HostChange, TokenLayout, host_of
 from pmvit.hosts.adaptive import merge_before_mlp, place_adaptive_blocks
 from pmvit.hosts.modes import check_trainable, evaluation_mode
 from pmvit.measuring.flops import block_width
-from pmvit.measuring.metric_run import FIXED_PLAN
-from pmvit.measuring.probe import check_attends_everywhere
+from pmvit.measuring.probe import check_measurable
 from pmvit.merged_mlp import groups_of_groups
 from pmvit.planning import LayerPlan, Plan
 from pmvit.planning.adaptive import AdaptivePlan
@@ -138,6 +137,11 @@ def _(plan: Plan, model: nn.Module, learn: Learn) -> list[HostChange]:
                 f"block {index}: expected a plan for {_grid(layout.grid)} tokens, got one for "
                 f"{_grid(plan.grids[index])}: is it for another model?"
             )
+        if layout.only_mlp and index in plan.layers and not plan.layers[index].is_identity:
+            raise PmvitError(
+                f"block {index}: expected a plan with groups for its MLP alone, as its attention stays inside windows: "
+                'make it from merge costs, method="measured"'
+            )
     if plan.attention_bias and not host.takes_attention_bias:
         raise PmvitError(
             f"the host {host.key} says of no argument that takes an attention bias: "
@@ -147,7 +151,7 @@ def _(plan: Plan, model: nn.Module, learn: Learn) -> list[HostChange]:
     for index, layer in sorted(plan.layers.items()):
         block = model.get_submodule(names[index])
         if layer.mlp is not None:
-            changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index].num_prefix, learn, host)
+            changes += _merge_before_mlp(block, layer, layer.mlp, layouts[index], learn, host)
         if layer.is_identity:
             continue
         wrapper = PruneMerge(
@@ -172,7 +176,7 @@ def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
             f"learn: it is for the matrices of a fixed plan, of which an adaptive one has none; got {learn!r}"
         )
     host = host_of(model)
-    check_attends_everywhere(host, "merge tokens by the image", FIXED_PLAN)
+    check_measurable(host, "adaptive", "merge tokens by the image")
     layout, names, metric = host.layout, host.block_names(), plan.metric
     blocks = [model.get_submodule(name) for name in names]
     if (metric.grid, metric.num_prefix) != (layout.grid, layout.num_prefix):
@@ -197,7 +201,7 @@ def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
 
 
 def _merge_before_mlp(
-    block: nn.Module, layer: LayerPlan, mlp: LayerPlan, num_prefix: int, learn: Learn, host: Host
+    block: nn.Module, layer: LayerPlan, mlp: LayerPlan, layout: TokenLayout, learn: Learn, host: Host
 ) -> list[HostChange]:
     """Give the MLP of a block groups of its own; return what was changed."""
     if host.part_names(block).mlp is None:
@@ -207,8 +211,9 @@ def _merge_before_mlp(
         )
     groups, _, weights = mlp.tensors()
     of_groups = groups_of_groups(torch.tensor(layer.groups), groups, weights)
-    matrices = TokenMatrices(*of_groups, num_prefix=num_prefix, learn=learn).to(next(block.parameters()))
-    return merge_before_mlp(host, block, matrices)
+    matrices = TokenMatrices(*of_groups, num_prefix=layout.num_prefix, learn=learn).to(next(block.parameters()))
+    rows = (layout.grid[0] if layer.is_identity else 1) if host.keeps_grid else None
+    return merge_before_mlp(host, block, matrices, rows)
 
 
 def decompress(model: Model) -> Model:

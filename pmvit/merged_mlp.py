@@ -51,20 +51,27 @@ class MergedNorm(nn.Module):
         self.matrices = matrices
 
     def forward(self, tokens: Tensor) -> Tensor:
-        normed: Tensor = self.norm(self.matrices.merge_tokens(tokens))
+        normed: Tensor = self.norm(self.matrices.merge_tokens(tokens.flatten(1, -2)))  # of a grid, if they come so
         return normed
 
 
 class SpreadMlp(nn.Module):
-    """An MLP on groups of tokens, whose updates go to all members: `R mlp(...)`."""
+    """An MLP on groups of tokens, whose updates go to all members: `R mlp(...)`.
 
-    def __init__(self, mlp: nn.Module, matrices: TokenMatrices | MeanOfPatches) -> None:
+    Args:
+        mlp: The host's.
+        matrices: Those of the norm before it.
+        rows: Of the grid in which the block has its tokens; `None` if they stand one after the other.
+    """
+
+    def __init__(self, mlp: nn.Module, matrices: TokenMatrices | MeanOfPatches, rows: int | None = None) -> None:
         super().__init__()
-        self.mlp = mlp
+        self.mlp, self.rows = mlp, rows
         self._matrices = (matrices,)  # the norm's: in a tuple, so that it is not a second owner of the weights
 
     def forward(self, groups: Tensor, *positional: Any, **arguments: Any) -> Tensor:
-        return self._matrices[0].reconstruct_tokens(self.mlp(groups, *positional, **arguments))
+        tokens = self._matrices[0].reconstruct_tokens(self.mlp(groups, *positional, **arguments))
+        return tokens if self.rows is None else tokens.unflatten(1, (self.rows, -1))
 
 
 def groups_of_groups(attention: Tensor, groups: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pmvit  # noqa: F401  # lets torchvision import
-from scripts import sweep_dense, sweep_swin, sweep_vlm
+from scripts import sweep_dense, sweep_sam, sweep_swin, sweep_vlm
 
 import timm  # isort: skip  # after pmvit
 import timm.layers
@@ -37,6 +37,7 @@ FAMILIES = {  # what stands in the table, by family: timm's are its modules
     "hf eomt": "transformers: EoMT, on DINOv2 and on DINOv3; the blocks before its queries",
     "torchvision": "torchvision: VisionTransformer",
     **sweep_swin.FAMILIES,
+    **sweep_sam.FAMILIES,
     **sweep_dense.FAMILIES,
     **sweep_vlm.FAMILIES,
 }
@@ -52,7 +53,12 @@ class Candidate(NamedTuple):
 
 def candidates() -> list[Candidate]:
     """All of them. To add a family, describe it in `FAMILIES` and add a list of its candidates here."""
-    others = [*sweep_swin.makers(CLASSES), *sweep_dense.makers(CLASSES), *sweep_vlm.makers()]
+    others = [
+        *sweep_swin.makers(CLASSES),
+        *sweep_sam.makers(),
+        *sweep_dense.makers(CLASSES),
+        *sweep_vlm.makers(),
+    ]
     return [*timm_models(), *hf_models(), *torchvision_models(), *starmap(Candidate, others)]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pmvit.numbers.tables import Results
 
 AGAINST, EAGER = "original,compressed,optimized,bound", "eager"
-OURS = ("prune-merge", "measured", "adaptive")
+OURS = {"prune-merge": "scored", "measured": "measured", "adaptive": "adaptive"}  # and what each is made from
 
 
 @opt.verb
@@ -72,7 +72,7 @@ def compare(
     from pmvit.data.opening import open_loader
     from pmvit.hosts import host_of
     from pmvit.measuring import TokenMetric
-    from pmvit.measuring.probe import attends_everywhere
+    from pmvit.measuring.probe import measurable
     from pmvit.pipeline import measured_file
 
     if measure_data is None or scores is not None:
@@ -87,8 +87,8 @@ def compare(
     }
     if measure_data is not None:
         configs: tuple[Any, ...] = (ScoreConfig(**scoring), MergeCostConfig(), MetricConfig())
-        for kind, name, config in zip(evidence, OURS, configs, strict=False):
-            is_asked = (names is None or name in names) and (kind == "scores" or attends_everywhere(host_of(network)))
+        for kind, (name, measurement), config in zip(evidence, OURS.items(), configs, strict=False):
+            is_asked = (names is None or name in names) and measurement in measurable(host_of(network))
             if evidence[kind] is None and is_asked:
                 file = measured_file(output or Path(), config)
                 evidence[kind] = measured_on(measure_data, config, network, file, reading)

@@ -163,7 +163,7 @@ def count_pixels(
                 scores = sliding_logits(each, images.to(device), size, strides, batch_size=batch_size)
                 check_finite(scores, "the reference" if prefix else "the model")
                 if device.type != "cpu":
-                    torch.accelerator.synchronize()
+                    torch.accelerator.synchronize(device)
                 counts[f"{prefix}seconds"].append(ones * is_warm * (time.perf_counter() - begun) / len(images))
                 predictions.append(classes_at(scores, wanted))
                 if labels is not None:

@@ -1,5 +1,6 @@
 """Hosts: what pmvit knows of other libraries' models, one class a family, found through a registry."""
 
+from pmvit.hosts.hf.sam import HuggingFaceSam as HuggingFaceSam
 from pmvit.hosts.hf.swin import HuggingFaceSwin as HuggingFaceSwin
 from pmvit.hosts.hf.vit import HuggingFaceViT as HuggingFaceViT
 from pmvit.hosts.hf.vlm import HuggingFaceVLM as HuggingFaceVLM

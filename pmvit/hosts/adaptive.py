@@ -49,11 +49,16 @@ def spares_last_mlp(host: Host) -> bool:
     return num_read is not None and num_read <= host.layout.num_prefix and host.part_names(block).mlp is not None
 
 
-def merge_before_mlp(host: Host, block: nn.Module, matrices: TokenMatrices | MeanOfPatches) -> list[HostChange]:
-    """Give the MLP of a block, which can be told apart, groups of its own; return what was changed."""
+def merge_before_mlp(
+    host: Host, block: nn.Module, matrices: TokenMatrices | MeanOfPatches, rows: int | None = None
+) -> list[HostChange]:
+    """Give the MLP of a block, which can be told apart, groups of its own; return what was changed.
+
+    If the block has its tokens in a grid, that has so many rows.
+    """
     names = host.part_names(block).mlp or ()
     norm, mlp = (block.get_submodule(name) for name in names)
-    replacements = (MergedNorm(norm, matrices), SpreadMlp(mlp, matrices))
+    replacements = (MergedNorm(norm, matrices), SpreadMlp(mlp, matrices, rows))
     return [
         HostChange.make(block, name, replacement.train(block.training))
         for name, replacement in zip(names, replacements, strict=True)

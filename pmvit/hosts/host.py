@@ -68,6 +68,7 @@ class TokenLayout:
         windows: The windows of the grid that attention stays inside, if it does.
         has_class_token: Whether the first token is a class token; if not given, it is where there are prefix tokens.
         num_suffix: How many of the prefix tokens the host puts behind the patches instead (YOLOS).
+        only_mlp: Attention stays inside the host's own windows, on all tokens (SAM): the MLP alone can run on groups.
     """
 
     grid: tuple[int, int]
@@ -75,6 +76,7 @@ class TokenLayout:
     windows: Windows | None = None
     has_class_token: bool | None = None
     num_suffix: int = 0
+    only_mlp: bool = False
 
     def __post_init__(self) -> None:
         if self.has_class_token is None:

@@ -27,7 +27,7 @@ def measure_merge_costs(
     model: nn.Module, loader: Iterable[Any], config: MergeCostConfig, *, progress: bool = True
 ) -> MergeCosts:
     """Measure what merging tokens costs in every block; see `measure`."""
-    host, batches = opened(model, loader, config.limit, "measure merges", 'measure scores, method="scored"')
+    host, batches = opened(model, loader, config.limit, "measured", "measure merges")
     layout, cost = host.layout, model_cost(model)
     near = torch.ones(2 * (layout.num_patches,), dtype=torch.bool)
     if config.groups == "neighbours":
@@ -61,9 +61,11 @@ def _effects(
     host = host_of(model)
     layout = host.layout
     blocks = [model.get_submodule(name) for name in host.block_names()]
-    mlps = [host.part_names(block).mlp if config.parts == "split" else None for block in blocks]
-    norms = [
-        None if names is None else block.get_submodule(names[0]) for block, names in zip(blocks, mlps, strict=True)
+    mlps = [
+        (block.get_submodule(names[0]), block.get_submodule(names[1]))
+        if (names := host.part_names(block).mlp) is not None and (config.parts == "split" or each.only_mlp)
+        else None
+        for block, each in zip(blocks, host.layouts(), strict=True)
     ]
     generator = torch.Generator().manual_seed(config.seed)
     is_logits = host.outputs().gives_logits
@@ -71,7 +73,7 @@ def _effects(
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
         states.enter_context(host.observed())
-        recorder = EffectRecorder(blocks, layout, norms)
+        recorder = EffectRecorder(blocks, host.layouts(), mlps)
         states.callback(recorder.remove_hooks)
         parts = recorder.block_parts
         rows = max(min(int(config.memory * 1e9 / (8 * len(parts) * layout.num_patches**2)), ROWS), 1)

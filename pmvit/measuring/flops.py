@@ -41,14 +41,13 @@ _FORMULAS = {
 }
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     _FORMULAS[torch.ops.mkldnn._linear_pointwise] = _packed_linear_flop
-_ATTENTION = {
+_FUSED_ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu,
     aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_efficient_attention,
     aten._scaled_dot_product_cudnn_attention,
-    aten.bmm,
-    aten.baddbmm,
 }
+_WRITTEN_OUT = {aten.bmm, aten.baddbmm}  # attention, where no operator does it at once
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,11 @@ def model_cost(model: nn.Module) -> ModelCost:
     for name in host.block_names():
         block = model.get_submodule(name)
         parts = host.part_names(block)
-        quadratic = sum(count for operator, count in counts[name].items() if operator in _ATTENTION)
+        fused, written_out = (
+            sum(count for operator, count in counts[name].items() if operator in operators)
+            for operators in (_FUSED_ATTENTION, _WRITTEN_OUT)
+        )
+        quadratic = fused or written_out  # beside fused attention, products are of relative positions: linear
         constant = sum(counts[f"{name}.{part}"].total() for part in parts.without_tokens)
         linear = counts[name].total() - quadratic - constant
         inside = [counts[f"{name}.{part}"].total() for part in parts.on_padding]

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from pmvit.config.measuring import Scorer
 from pmvit.errors import PmvitError
 from pmvit.hosts.host import TokenLayout
-from pmvit.measuring.merge_costs import HALVES, BlockPart, Part
+from pmvit.measuring.merge_costs import ALONE, HALVES, BlockPart, Part
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # of attention, by their places
 
@@ -39,7 +39,7 @@ class Listener(TorchFunctionMode):
         self.hooks = []
         for layer, block in enumerate(blocks):
             self.hooks.append(block.register_forward_pre_hook(partial(self._enter, layer)))
-            self.hooks.append(block.register_forward_hook(self._leave))
+            self.hooks.append(block.register_forward_hook(self._leave, prepend=True))  # as the block has its tokens
 
     def remove_hooks(self) -> None:
         for hook in self.hooks:
@@ -173,26 +173,33 @@ class EffectRecorder(Listener):
 
     Here y_j is the key, the value or the update of a token and g_i the gradient at another's. There are two of them:
     that of the keys, which say where attention goes, and the sum of the others, which say what it brings. A block that
-    is split has them for attention, and one of the MLP's updates for its MLP.
+    is split has them for attention, and one of the MLP's updates for its MLP; or that alone.
 
     Args:
         blocks: To listen to.
-        layout: Of their tokens.
-        norms: What normalises the tokens before the MLP of each block that is split, `None` for the others.
+        layouts: Of their tokens; where it says `only_mlp`, nothing else of the block is listened to.
+        mlps: What normalises the tokens before the MLP, and the MLP, of each block that is split; `None` for others.
     """
 
     tokens: Tensor  # that entered the block or half of it that runs now
 
-    def __init__(self, blocks: list[nn.Module], layout: TokenLayout, norms: list[nn.Module | None]) -> None:
+    def __init__(
+        self, blocks: list[nn.Module], layouts: list[TokenLayout], mlps: list[tuple[nn.Module, nn.Module] | None]
+    ) -> None:
         super().__init__(blocks)
-        self.layout = layout
+        self.layout = layouts[0]
         self.effects: dict[tuple[BlockPart, bool], Tensor] = {}
         self.listened: dict[int, list[Tensor]] = {}
-        self.parts: list[tuple[Part, ...]] = [("block",) if norm is None else HALVES for norm in norms]
+        self.parts: list[tuple[Part, ...]] = [
+            ("block",) if mlp is None else ALONE if layout.only_mlp else HALVES
+            for mlp, layout in zip(mlps, layouts, strict=True)
+        ]
         self.block_parts = [(layer, part) for layer, parts in enumerate(self.parts) for part in parts]  # as they run
-        for norm in norms:
-            if norm is not None:
-                self.hooks.append(norm.register_forward_pre_hook(self._before_mlp))
+        for parts, split in zip(self.parts, mlps, strict=True):
+            if split is not None and parts == ALONE:
+                self.hooks.append(split[1].register_forward_hook(self._after_mlp))
+            elif split is not None:
+                self.hooks.append(split[0].register_forward_pre_hook(self._before_mlp))
 
     def entered(self, layer: int, tokens: Tensor) -> None:
         self.tokens = tokens.detach()
@@ -201,14 +208,21 @@ class EffectRecorder(Listener):
         if self.layer is not None:
             self._updated((self.layer, "attention"), arguments[0])
 
+    def _after_mlp(self, _: nn.Module, __: tuple[Any, ...], update: Tensor) -> None:
+        if self.layer is not None:
+            self._listen((self.layer, "mlp"), update, update.detach(), is_key=False)
+
     def left(self, layer: int, tokens: Tensor) -> None:
-        self._updated((layer, self.parts[layer][-1]), tokens)
+        if self.parts[layer] != ALONE:
+            self._updated((layer, self.parts[layer][-1]), tokens)
 
     def _updated(self, part: BlockPart, tokens: Tensor) -> None:
         self._listen(part, tokens, tokens.detach() - self.tokens, is_key=False)
         self.tokens = tokens.detach()
 
     def attended(self, layer: int, call: dict[str, Any], output: Tensor) -> None:
+        if self.parts[layer] == ALONE:
+            return
         for name in ("key", "value"):
             tensor: Tensor = call[name]
             if not any(tensor is other for other in self.listened.setdefault(layer, [])):
@@ -231,8 +245,8 @@ class EffectRecorder(Listener):
 
     def collect(self) -> list[Tensor]:
         """The effects of this batch in each of `block_parts`, (2 or 1, batch, patches, patches)."""
-        of_keys = [((layer, parts[0]), True) for layer, parts in enumerate(self.parts)]
-        self.check_heard([layer for layer, key in enumerate(of_keys) if key not in self.effects])
+        first = [((layer, parts[0]), parts != ALONE) for layer, parts in enumerate(self.parts)]
+        self.check_heard([layer for layer, key in enumerate(first) if key not in self.effects])
         result = []
         for part in self.block_parts:
             found = [self.effects[part, is_key] for is_key in (True, False) if (part, is_key) in self.effects]

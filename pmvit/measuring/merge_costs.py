@@ -1,7 +1,9 @@
 """`MergeCosts`: in which order the tokens of every block are merged, and what each merge costs."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from json import dumps
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,6 +18,17 @@ BlockPart = tuple[int, Part]  # a block, and what of it
 
 FORMAT, OLD_FORMAT, VERSION = "pmvit-merge-costs", "pmvit-prices", 3
 HALVES: tuple[Part, ...] = ("attention", "mlp")
+ALONE: tuple[Part, ...] = ("mlp",)  # of a block whose attention runs on all tokens
+
+
+def before_each(parts: Sequence[BlockPart], has_mlps_alone: bool) -> list[BlockPart | None]:
+    """Where merges are nested, the part whose groups stay together in each: the one before it, `None` if there is none.
+
+    Where attention of some blocks runs on all tokens, no token stays merged from block to block: merges are nested
+    inside each block.
+    """
+    pairs = (before if before[0] == part[0] or not has_mlps_alone else None for before, part in pairwise(parts))
+    return [None, *pairs]
 
 
 class Merge(NamedTuple):
@@ -69,9 +82,10 @@ class MergeCosts:
 
     @property
     def parts(self) -> tuple[tuple[Part, ...], ...]:
-        """What is merged of each block: the whole of it, or attention and MLP."""
+        """What is merged of each block: the whole of it, attention and MLP, or the MLP alone."""
         found = {(merge.block, merge.part) for merge in self.merges}
-        return tuple(HALVES if (block, "mlp") in found else ("block",) for block in range(self.depth))
+        halves = (tuple(part for part in HALVES if (block, part) in found) for block in range(self.depth))
+        return tuple(parts or ("block",) for parts in halves)
 
     @property
     def num_patches(self) -> int:

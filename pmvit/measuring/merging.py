@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pmvit.measuring.flops import BlockCost
-from pmvit.measuring.merge_costs import Merge, Part
+from pmvit.measuring.merge_costs import Merge, Part, before_each
 
 Numbers = NDArray[Any]
 
@@ -100,9 +100,12 @@ def order_merges(parts: Sequence[BlockMerges], num_prefix: int, *, early: float,
         parts: Blocks or halves of them, with clusters of single tokens; merged on return.
         num_prefix: Tokens before the patch tokens.
         early: By how much merge costs of the first part are raised; less and less up to the last.
-        nested: Whether what is together in a part has to stay together in those after it.
+        nested: Whether what is together in a part has to stay together in those after it (see `before_each`).
     """
     blocks = [part.clusters for part in parts]
+    names = [(part.block, part.part) for part in parts]
+    has_mlps_alone = any(part == "mlp" and (block, "attention") not in names for block, part in names)
+    stays = [nested and before is not None for before in before_each(names, has_mlps_alone)]
 
     def slope(number: int) -> float:
         block, cost = blocks[number], parts[number].cost
@@ -111,14 +114,15 @@ def order_merges(parts: Sequence[BlockMerges], num_prefix: int, *, early: float,
         raised: float = early ** (1 - number / max(len(blocks) - 1, 1))
         return raised * block.cheapest()[0] / saved
 
-    for block, after in pairwise(blocks if nested else ()):
-        block.stay_inside(after.groups)
+    for (block, after), is_nested in zip(pairwise(blocks), stays[1:], strict=True):
+        if is_nested:
+            block.stay_inside(after.groups)
     slopes = [slope(number) for number in range(len(blocks))]
     while (lowest := min(slopes)) < np.inf:
         number = slopes.index(lowest)
         yield Merge(parts[number].block, parts[number].part, *blocks[number].merge_cheapest())
         slopes[number] = slope(number)
-        if nested and number > 0:
+        if stays[number]:
             blocks[number - 1].stay_inside(blocks[number].groups)
             slopes[number - 1] = slope(number - 1)
 

@@ -15,7 +15,7 @@ from pmvit.measuring.cost_run import measure_merge_costs
 from pmvit.measuring.merge_costs import FORMAT, OLD_FORMAT, MergeCosts
 from pmvit.measuring.metric import TokenMetric, is_metric
 from pmvit.measuring.metric_run import measure_metric
-from pmvit.measuring.probe import attends_everywhere
+from pmvit.measuring.probe import measurable
 from pmvit.measuring.score_run import score
 from pmvit.measuring.scores import Scores
 
@@ -90,9 +90,9 @@ def measure(
     """Measure on images what `plan` has to know of a model. The model is left as it was.
 
     A metric says how much differences of tokens matter, for plans that adapt to the image: the default, and no labels
-    are read. Merge costs say what merging tokens does to the output, for fixed plans, without labels, too. Scores say
-    how much each token matters (Eq. 9): the default where attention stays inside windows (Swin). An option that only
-    one of them has chooses it.
+    are read. Merge costs say what merging tokens does to the output, for fixed plans, without labels, too: the default
+    where attention stays inside windows and MLPs do not (SAM). Scores say how much each token matters (Eq. 9): the
+    default where whole blocks stay inside windows (Swin). An option that only one of them has chooses it.
 
     Args:
         model: An uncompressed model.
@@ -124,8 +124,8 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
     kind: Measurement = "scored" if method is None or method == "paper" else method
     if method is None:
         fitting = [each for each in CONFIGS if all(each in of_name for of_name in owners.values() if of_name)]
-        whole = attends_everywhere(host_of(model))
-        kind = next((each for each in fitting if each == "scored" or whole), kind)
+        able = measurable(host_of(model))
+        kind = next((each for each in fitting if each in able), able[0])
     if wrong := [name for name, of_name in owners.items() if of_name and kind not in of_name]:
         raise PmvitError(
             f"{wrong[0]}: expected with the method {' or '.join(owners[wrong[0]])} alone; got it with {method or kind}"

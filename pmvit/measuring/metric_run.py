@@ -27,8 +27,6 @@ from pmvit.measuring.probe import opened, probe, summed_over_processes
 from pmvit.progress import Bar
 from pmvit.wrapping import fingerprint
 
-FIXED_PLAN = 'make a fixed plan, method="scored"'  # for models that attend inside windows
-
 
 def measure_metric(
     model: nn.Module, loader: Iterable[Any], config: MetricConfig, *, progress: bool = True
@@ -47,7 +45,7 @@ def measure_metric(
         PmvitError: If the model attends inside windows, what is measured is not finite, or the input does not fit.
     """
     processes = this_process()[1]
-    host, batches = opened(model, loader, -(-config.limit // processes), "merge tokens by the image", FIXED_PLAN)
+    host, batches = opened(model, loader, -(-config.limit // processes), "adaptive", "merge tokens by the image")
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pmvit._system import this_process
+from pmvit.config.measuring import Measurement
 from pmvit.data.batches import unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.hosts import Host, host_of
@@ -16,7 +17,7 @@ from pmvit.wrapping import compression_of
 
 
 def opened(
-    model: nn.Module, loader: Iterable[Any], limit: int, purpose: str, instead: str
+    model: nn.Module, loader: Iterable[Any], limit: int, kind: Measurement, purpose: str
 ) -> tuple[Host, list[Tensor]]:
     """The host of a model that can be measured, and batches of so many images.
 
@@ -24,17 +25,18 @@ def opened(
         model: An uncompressed model.
         loader: Yields `(images, labels)` or images.
         limit: Images at most.
-        purpose: What they are for, in a message.
-        instead: What to do with a model that attends inside windows.
+        kind: What is measured.
+        purpose: What that is for, in a message.
 
     Raises:
-        PmvitError: If the model is compressed or attends inside windows, or there are no images of its size.
+        PmvitError: If the model is compressed, its windows leave nothing of the kind to measure, or there are no images
+            of its size.
     """
     if compression_of(model) is not None:
         raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
     check_trainable(model)
     host = host_of(model)
-    check_attends_everywhere(host, purpose, instead)
+    check_measurable(host, kind, purpose)
     batches = list(first_batches(loader, limit))
     if not batches:
         raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
@@ -43,17 +45,24 @@ def opened(
     return host, batches
 
 
-def attends_everywhere(host: Host) -> bool:
-    """Whether tokens can merge wherever they are in the image: all blocks attend over the whole of one grid."""
-    return all(layout.windows is None and layout == host.layout for layout in host.layouts())
+def measurable(host: Host) -> tuple[Measurement, ...]:
+    """What plans for a model can be made from, the usual first.
+
+    All of it where every block attends over the whole of one grid. Where blocks run inside windows (Swin), scores
+    alone; where windows leave the MLP of a block to itself (SAM), merge costs alone.
+    """
+    first, layouts = host.layout, host.layouts()
+    if all(layout == first and layout.windows is None and not layout.only_mlp for layout in layouts):
+        return ("adaptive", "measured", "scored")
+    return ("measured",) if any(layout.only_mlp for layout in layouts) else ("scored",)
 
 
-def check_attends_everywhere(host: Host, purpose: str, instead: str) -> None:
-    """Raise `PmvitError` if tokens cannot merge wherever they are."""
-    if not attends_everywhere(host):
+def check_measurable(host: Host, kind: Measurement, purpose: str) -> None:
+    """Raise `PmvitError` if the windows of a model leave nothing of the kind to measure."""
+    if kind not in (kinds := measurable(host)):
         raise PmvitError(
             f"expected attention over the whole of one grid to {purpose}; a {type(host.model).__name__} attends inside "
-            f"windows: {instead}"
+            f'windows: make a fixed plan, method="{kinds[0]}"'
         )
 
 

@@ -21,7 +21,7 @@ from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameter
 from pmvit.hosts.outputs import check_size, predict
 from pmvit.measuring.flops import model_cost
 from pmvit.measuring.listener import ScoreRecorder
-from pmvit.measuring.probe import summed_over_processes
+from pmvit.measuring.probe import check_measurable, summed_over_processes
 from pmvit.measuring.scores import PARTIAL_FORMAT, Scores
 from pmvit.progress import track
 from pmvit.wrapping import compression_of, fingerprint
@@ -67,6 +67,7 @@ def score(
         raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
     check_trainable(model)
     host = host_of(model)
+    check_measurable(host, "scored", "score tokens")
     layouts = host.layouts()
     if "class_attn" in config.scorer and not host.layout.has_class_token:
         raise PmvitError(f"the scorer {config.scorer} needs a class token, and this model has none: use grad_attn")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pmvit.measuring import Merge, MergeCosts
-from pmvit.measuring.merge_costs import BlockPart
+from pmvit.measuring.merge_costs import ALONE, BlockPart, before_each
 from pmvit.planning.plan import LayerPlan
 
 
@@ -16,21 +16,25 @@ def merged_layers(
 ) -> dict[int, LayerPlan]:
     """Keep this share of the patch tokens of these blocks by the cheapest merges, and at least one in each block.
 
-    Where attention and MLP of a block have groups of their own, the share is the mean of both. Where merges are nested,
-    a block or half a block that would have hardly fewer groups than the one before it takes those.
+    Where attention and MLP of a block have groups of their own, the share is the mean of both; where the MLP alone has,
+    attention keeps every token. Where merges are nested, a block or half a block that would have hardly fewer groups
+    than the one before it takes those.
     """
     merges = [merge for merge in merge_costs.merges if merge.block in layers]
     parts = [(layer, part) for layer in layers for part in merge_costs.parts[layer]]
-    wanted = keep * len(parts) * merge_costs.num_patches
+    before = before_each(parts, ALONE in merge_costs.parts)
+    on_all = sum(merge_costs.parts[layer] == ALONE for layer in layers)  # attention, in so many blocks
+    wanted = (keep * (len(parts) + on_all) - on_all) * merge_costs.num_patches
     least = least_step if merge_costs.config.nested else -math.inf
 
     def groups_after(count: int) -> dict[BlockPart, tuple[int, BlockPart | None]]:
         """How many groups each part has after the first so many merges, and whose; `None`: every token is one."""
         done = Counter((merge.block, merge.part) for merge in merges[:count])
-        left: tuple[int, BlockPart | None] = merge_costs.num_patches, None
-        result = {}
-        for part in parts:
+        every: tuple[int, BlockPart | None] = merge_costs.num_patches, None
+        left, result = every, {}
+        for part, last in zip(parts, before, strict=True):
             own = merge_costs.num_patches - done[part]
+            left = left if last is not None else every
             if left[0] - own >= least * left[0]:
                 left = own, part
             result[part] = left
@@ -50,6 +54,8 @@ def merged_layers(
     result = {}
     for layer in layers:
         of_parts = [groups[sources[layer, part]] for part in merge_costs.parts[layer]]
+        if merge_costs.parts[layer] == ALONE:
+            of_parts = [LayerPlan.keep_all(merge_costs.num_patches), *of_parts]
         is_split = len(set(of_parts)) > 1
         result[layer] = replace(of_parts[0], mlp=of_parts[1]) if is_split else of_parts[0]
     return result

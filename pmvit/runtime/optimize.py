@@ -83,7 +83,11 @@ def _place_chains(model: nn.Module, host: Host, config: InferenceConfig) -> None
             name: _part(host, model.get_submodule(name), layouts[name], arguments.get(name), name == before_head)
             for name in names
         }
-        if len(spans) == 1 or any(part.wrapper or part.plain or part.mlp_matrices for part in parts.values()):
+        if layouts[names[0]].only_mlp:  # it runs on all tokens but for its MLP, and all come out
+            part = parts[names[0]]
+            if part.mlp_matrices is not None and config.target != "eager":
+                _unfold_mlp(part.block, part.mlp_matrices, host, config)
+        elif len(spans) == 1 or any(part.wrapper or part.plain or part.mlp_matrices for part in parts.values()):
             _place_stages(model, host, parts, num_read, config)
 
 
@@ -160,10 +164,9 @@ def _place_stages(
             halves.append((transition, _runnable(host, part, half, block, is_own, config)))
             num_outputs = block.num_outputs
         to_head = transitions(from_last, num_outputs, num_read, config) if name == last else None
-        is_windowed = part.layout.windows is not None
-        grid = part.layout.grid if is_windowed and host.keeps_grid else None
+        grid = part.layout.grid if host.keeps_grid else None
         stage = Stage(num_inputs, *halves[0], to_head, halves[1] if len(halves) > 1 else None, grid)
-        if is_windowed or (first == last and part.wrapper is not None):
+        if part.layout.windows is not None or (first == last and part.wrapper is not None):
             host.answer_like(stage, part.block)
         model.set_submodule(name, stage)
 
@@ -194,6 +197,7 @@ def _unfold_mlp(block: nn.Module, matrices: TokenMatrices, host: Host, config: I
         form_of(matrix, config)(matrix, matrix.shape[1], matrix.shape[0])
         for matrix in (maps.enter.index_select(0, groups).coalesce(), maps.leave.index_select(1, groups).coalesce())
     )
-    norm, mlp = (unwrapped(block.get_submodule(name)) for name in names)
-    block.set_submodule(names[0], PartWithTransition(norm, before=merge))
-    block.set_submodule(names[1], PartWithTransition(mlp, after=spread))
+    merged, spreads = (block.get_submodule(name) for name in names)
+    rows = getattr(spreads, "rows", None)
+    block.set_submodule(names[0], PartWithTransition(unwrapped(merged), before=merge))
+    block.set_submodule(names[1], PartWithTransition(unwrapped(spreads), after=spread, rows=rows))

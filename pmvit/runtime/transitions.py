@@ -270,16 +270,28 @@ class OnGroups(nn.Module):
 
 
 class PartWithTransition(nn.Module):
-    """A part of a host's block with a transition of its tokens before or after it."""
+    """A part of a host's block with a transition of its tokens before or after it.
 
-    def __init__(self, part: nn.Module, before: Transition | None = None, after: Transition | None = None) -> None:
+    Tokens in a grid are put one after the other before it, and into so many `rows` again after it.
+    """
+
+    def __init__(
+        self,
+        part: nn.Module,
+        before: Transition | None = None,
+        after: Transition | None = None,
+        rows: int | None = None,
+    ) -> None:
         super().__init__()
         self.part = part
+        self.rows = rows
         self.before = before
         self.after = after
 
     def forward(self, tokens: Tensor, *positional: object, **arguments: object) -> Tensor:
         if self.before is not None:
-            tokens = self.before(TokenBuffer(tokens)).tokens
+            tokens = self.before(TokenBuffer(tokens.flatten(1, -2))).tokens
         tokens = self.part(tokens, *positional, **arguments)
-        return tokens if self.after is None else cast(TokenBuffer, self.after(TokenBuffer(tokens))).tokens
+        if self.after is not None:
+            tokens = cast(TokenBuffer, self.after(TokenBuffer(tokens))).tokens
+        return tokens if self.rows is None else tokens.unflatten(1, (self.rows, -1))

@@ -60,9 +60,8 @@ def test_an_effect_is_what_the_output_moves_by(is_split: bool) -> None:
     images = torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     direction = torch.randn(1, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     blocks = list(model.get_submodule("blocks").children())
-    layout = host_of(model).layout
-    norms = [block.get_submodule("norm2") if is_split else None for block in blocks]
-    recorder = EffectRecorder(blocks, layout, norms)
+    mlps = [(block.get_submodule("norm2"), block.get_submodule("mlp")) if is_split else None for block in blocks]
+    recorder = EffectRecorder(blocks, host_of(model).layouts(), mlps)
     with recorder:
         output = model(images)
     (direction * output).sum().backward()
@@ -331,7 +330,7 @@ def test_mistakes_get_one_line(merge_costs: pmvit.MergeCosts, images: Tensor) ->
         pmvit.measure(model, [images * torch.nan], method="measured", progress=False)
     with pytest.raises(pmvit.PmvitError, match="measure the original"):
         pmvit.measure(pmvit.compress(model, pmvit.plan(merge_costs, keep=0.5)), [images], method="measured")
-    with pytest.raises(pmvit.PmvitError, match="a SwinTransformer attends inside windows: measure scores"):
+    with pytest.raises(pmvit.PmvitError, match="a SwinTransformer attends inside windows: make a fixed plan"):
         pmvit.measure(small_swin(), [images], method="measured")
     with pytest.raises(pmvit.PmvitError, match="limit: expected a number above 0"):
         replace(merge_costs.config, limit=0)

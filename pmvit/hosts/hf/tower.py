@@ -43,6 +43,7 @@ class Family(NamedTuple):
 
 
 SWINS = {name: Family(IMAGENET, any_size=True) for name in ("SwinEmbeddings", "Swinv2Embeddings")}
+SAMS = {name: Family(IMAGENET) for name in ("SamPatchEmbeddings", "SamHQPatchEmbeddings", "VitDetEmbeddings")}
 VITS = {  # by the class of the patch embedding
     **dict.fromkeys(
         ("ViTEmbeddings", "BeitEmbeddings", "Data2VecVisionEmbeddings", "SiglipVisionEmbeddings"), Family(HALF)
@@ -75,7 +76,7 @@ class Tower(NamedTuple):
 
     @property
     def family(self) -> Family:
-        return (VITS | SWINS)[type(self.embeddings).__name__]
+        return (VITS | SWINS | SAMS)[type(self.embeddings).__name__]
 
     @property
     def projection(self) -> nn.Conv2d:

@@ -129,7 +129,7 @@ def benchmark(
                 rows += _take_turns(against, runtime, some.split(batch), rounds, threads, Path(folder), saved)
     finally:
         torch.set_num_threads(before)
-    where = {"freed memory": "kept" if keeps else "given back"} if is_cpu else {"device": str(device)}
+    where = {"freed memory": "kept" if keeps else "given back"} if is_cpu else {"device": _device_name(device)}
     return Benchmark(rows, {**_environment(runtimes, threads, rounds), **where, **said})
 
 
@@ -244,6 +244,12 @@ def _environment(runtimes: Sequence[str], threads: int, rounds: int) -> dict[str
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return {**found, "CPU": _processor(), "threads": threads, "rounds": rounds}
+
+
+def _device_name(device: str | torch.device) -> str:
+    """A device, with the name of the GPU if it is one of CUDA's."""
+    is_cuda = torch.device(device).type == "cuda"
+    return f"{device} ({torch.cuda.get_device_name(device)})" if is_cuda else str(device)
 
 
 def _processor() -> str:

@@ -51,5 +51,5 @@ def run_to_end(run: Callable[[Tensor], T], images: Tensor) -> T:
     """Run on images, and wait until their device is done."""
     result = run(images)
     if images.device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(images.device)  # which may not be the current one
     return result
