@@ -51,10 +51,10 @@ def spares_last_mlp(host: Host) -> bool:
 
 def merge_before_mlp(host: Host, block: nn.Module, matrices: TokenMatrices | MeanOfPatches) -> list[HostChange]:
     """Give the MLP of a block, which can be told apart, groups of its own; return what was changed."""
-    names = host.part_names(block).mlp or ()
-    norm, mlp = (block.get_submodule(name) for name in names)
-    replacements = (MergedNorm(norm, matrices), SpreadMlp(mlp, matrices))
-    return [
-        HostChange.make(block, name, replacement.train(block.training))
-        for name, replacement in zip(names, replacements, strict=True)
-    ]
+    first, *_, last = host.part_names(block).mlp or ()
+    norm, mlp = (block.get_submodule(name) for name in (first, last))
+    changes = []
+    for path, replacement in ((first, MergedNorm(norm, matrices)), (last, SpreadMlp(mlp, matrices))):
+        holder, _, name = path.rpartition(".")
+        changes.append(HostChange.make(block.get_submodule(holder), name, replacement.train(block.training)))
+    return changes

@@ -16,7 +16,7 @@ from torch import Tensor
 from pmvit.errors import PmvitError
 from pmvit.hosts.hf.hooks import in_order, outside_inference_mode
 from pmvit.hosts.hf.settings import ATTENTION, check_settings, model_class, own_settings
-from pmvit.hosts.hf.tower import PIXEL_CLASSIFIERS, WITH_LOGITS, Family, Tower, find_tower
+from pmvit.hosts.hf.tower import CLASSIFIERS, PIXEL_CLASSIFIERS, WITH_LOGITS, Family, Tower, find_tower
 from pmvit.hosts.host import AnyModule, Outputs, find_host
 from pmvit.hosts.making import (
     MadeModel,
@@ -68,12 +68,12 @@ class HuggingFaceModel(MadeModel):
         labels_pixels = any(ending in name for ending in PIXEL_CLASSIFIERS)
         return Outputs(
             gives_logits=any(ending in name for ending in WITH_LOGITS),
-            num_classes=int(config.num_labels) if WITH_LOGITS[0] in name else None,
+            num_classes=int(config.num_labels) if any(ending in name for ending in CLASSIFIERS) else None,
             pixel_classes=max(int(config.num_labels), 2) if labels_pixels else None,  # one logit tells two apart
             returns_tensor=False,
         )
 
-    def input_size(self) -> tuple[int, int, int]:
+    def input_size(self) -> tuple[int, ...]:
         """Channels, height and width: those of the configuration, or of the image processor if the model takes any."""
         size = self.tower.host.config.image_size
         height, width = size if isinstance(size, (tuple, list)) else (size, size)

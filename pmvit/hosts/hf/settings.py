@@ -19,6 +19,7 @@ MODEL_TYPES = frozenset(
         *("dinov2", "dinov2_with_registers", "dinov3_vit", "pixio", "yolos", "eomt", "eomt_dinov3"),
         *("clip", "clip_vision_model", "metaclip_2", "metaclip_2_vision_model", "siglip", "siglip_vision_model"),
         *("swin", "swinv2"),
+        *("videomae", "vjepa2", "audio-spectrogram-transformer"),
         *("dpt", "depth_anything", "prompt_depth_anything", "zoedepth", "upernet", "mask2former"),
     )
 )
