@@ -75,8 +75,10 @@ def _centre(tokens: list[int], grid: tuple[int, ...]) -> int:
     middle = [sum(along) / len(tokens) for along in zip(*places.values(), strict=True)]
 
     def squared_distance(token: int) -> float:
-        distances = (own - mean for own, mean in zip(places[token], middle, strict=True))
-        return sum(distance * distance for distance in distances)
+        total = 0.0
+        for own, mean in zip(places[token], middle, strict=True):
+            total += (own - mean) ** 2
+        return total
 
     return min(tokens, key=lambda token: (squared_distance(token), token))
 

@@ -172,9 +172,9 @@ def load_pretrained(name: str, arguments: dict[str, Any], needs_host: bool = Tru
     if side is not None:
         model.pretrained_cfg["input_size"] = (3, side, side)
         host = find_host(model)
-        if host is not None and (size := host.input_size())[1:] != (side, side):
+        if host is not None and (size := host.input_size())[-2:] != (side, side):
             raise PmvitError(
-                f"{name}: expected images of {size[1]} x {size[2]}, for which its position embeddings are; got "
+                f"{name}: expected images of {size[-2]} x {size[-1]}, for which its position embeddings are; got "
                 f"image_size {side}: a {type(model).__name__} of transformers is for one size"
             )
     return model.eval()

@@ -4,6 +4,7 @@ Their patches are tubes of a few frames, in a grid of time, rows and columns, an
 no attention bias, so that their attention is written out where it has to count the members of groups.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from pmvit.hosts.host import HostChange, PartNames, TokenLayout, register
 from pmvit.hosts.parts import AnyModule, PlainMlp, PlainParts, Rotary, plain_parts
 from pmvit.merged_mlp import unwrapped
 from pmvit.prune_merge import PruneMerge
+
+MOST_POSITIONS = 2**25  # numbers; 64 frames of 224 x 224 pixels in the largest VideoMAE have some 8 million
 
 
 @register
@@ -42,8 +45,15 @@ class HuggingFaceVideo(HuggingFaceViT):
         config, projection = self.tower.host.config, self.tower.projection
         frames = config.frames_per_clip if hasattr(config, "frames_per_clip") else config.num_frames
         size = config.crop_size if hasattr(config, "crop_size") else config.image_size
-        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        height, width = _pair(size)
         return int(frames), projection.in_channels, int(height), int(width)
+
+    @classmethod
+    def make(cls, description: dict[str, Any]) -> AnyModule:
+        config = description["config"]
+        if isinstance(config, dict) and config.get("model_type") == "videomae":
+            check_positions(config)
+        return super().make(description)
 
     def grid(self) -> tuple[int, ...]:
         if type(self.model).__name__ == "VideoMAEForPreTraining":
@@ -109,6 +119,23 @@ class HuggingFaceVideo(HuggingFaceViT):
             mlp=PlainMlp(inside.dense, inside.intermediate_act_fn, unwrapped(block.output.dense)),
             bias=bias,
         )
+
+
+def check_positions(config: dict[str, Any]) -> None:
+    """Raise `PmvitError` if VideoMAE would compute too large a table of positions, of which nothing is in a file."""
+    video = (config.get("num_frames"), *_pair(config.get("image_size")))
+    tube = (config.get("tubelet_size"), *_pair(config.get("patch_size")))
+    sides = (*video, *tube, config.get("hidden_size"))
+    if not all(isinstance(side, int) and side > 0 for side in sides):
+        raise PmvitError(f"expected a VideoMAE with whole numbers of frames, pixels and patches; got {sides}")
+    count = math.prod(side // part for side, part in zip(video, tube, strict=True)) * config["hidden_size"]
+    if count > MOST_POSITIONS:
+        raise PmvitError(f"expected a VideoMAE with up to {MOST_POSITIONS:,} numbers for positions; got {count:,}")
+
+
+def _pair(size: Any) -> tuple[Any, Any]:
+    """Height and width, where one number may stand for both."""
+    return (size[0], size[1]) if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
 
 
 class CountingAttention(OfGroups):

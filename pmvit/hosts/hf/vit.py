@@ -49,7 +49,7 @@ class HuggingFaceViT(HuggingFaceModel):
     family = "Hugging Face ViT (ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP, MAE, YOLOS and what is built on them)"
     takes_attention_bias = True
     rotary_argument = "position_embeddings"
-    bias_arguments = ("attention_mask", "relative_position_bias", "position_bias")
+    bias_arguments: tuple[str, ...] = ("attention_mask", "relative_position_bias", "position_bias")
     families = VITS
 
     def block_names(self) -> list[str]:
