@@ -74,7 +74,8 @@ def reduced_timm(name: str) -> nn.Module:
         full = timm.create_model(name, depth=DEPTH, num_classes=CLASSES, embed_dim=WIDTH, num_heads=HEADS)
         patch = full.embeds.patch_size
         full.pretrained_cfg["input_size"] = (3, patch[0] * 6, patch[1] * 6)
-        return full.eval()
+        sized: nn.Module = full.eval()
+        return sized
     with torch.device("meta"):
         try:
             full = timm.create_model(name, depth=DEPTH)  # the patches are the same, and it is made sooner

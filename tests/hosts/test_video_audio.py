@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.data.opening import as_loader
 from pmvit.hosts import host_of
+from pmvit.hosts.hf.video import check_positions
 from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model
 from pmvit.measuring.merging import mirrored, neighbours
@@ -42,8 +43,8 @@ def test_inputs_grids_and_files(name: str, tmp_path: Path) -> None:
     assert (host.input_size(), host.layout.grid, host.layout.num_prefix) == (shape, grid, prefix)
     inputs = images_for(model, 4)
     for method in ("adaptive", "measured", "scored"):
-        options = {"loss": "predicted"} if method == "scored" else {}
-        measured: Any = pmvit.measure(model, [inputs], method=method, progress=False, **options)
+        options: dict[str, Any] = {"method": method, **({"loss": "predicted"} if method == "scored" else {})}
+        measured: Any = pmvit.measure(model, [inputs], progress=False, **options)
         measured.save(tmp_path / "measured.safetensors")
         plan = pmvit.plan(type(measured).load(tmp_path / "measured.safetensors"), keep=0.6)
         small = pmvit.compress(model, plan)
@@ -69,7 +70,7 @@ def test_the_predictor_reads_all_tokens() -> None:
     """Called as its library calls it, V-JEPA 2 runs its predictor on what the encoder puts out."""
     from transformers import VJEPA2Model
 
-    model = make("vjepa2")
+    model: Any = make("vjepa2")
     whole: Any = VJEPA2Model(model.config).eval()
     videos = images_for(whole, 2)
     with torch.inference_mode():
@@ -86,9 +87,9 @@ def test_dictionaries_of_processors_are_read() -> None:
     for name, key in (("videomae", "pixel_values"), ("vjepa2", "pixel_values_videos"), ("ast", "input_values")):
         model = make(name)
         inputs = images_for(model, 4)
-        expected = pmvit.measure(model, [inputs], progress=False).projections
+        expected = pmvit.measure(model, [inputs], method="adaptive", progress=False).projections
         for data in ([{key: inputs[:2]}, {key: inputs[2:]}], {key: inputs}, inputs):
-            found = pmvit.measure(model, as_loader(model, data), progress=False)
+            found = pmvit.measure(model, as_loader(model, data), method="adaptive", progress=False)
             assert found.images == 4
             assert torch.allclose(found.projections.abs(), expected.abs(), atol=0.1 * float(expected.abs().max()))
 
@@ -99,6 +100,11 @@ def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path) -> None:
     model, naflex = make("videomae"), make("naflex")
     with pytest.raises(pmvit.PmvitError, match="expected a model that sees all patches, got a VideoMAEForPreTraining"):
         host_of(VideoMAEForPreTraining(VideoMAEConfig(num_hidden_layers=1, image_size=32, num_frames=2))).layouts()
+    large = {"num_frames": 2**20, "image_size": 224, "patch_size": 16, "tubelet_size": 2, "hidden_size": 768}
+    with pytest.raises(pmvit.PmvitError, match=r"expected a VideoMAE with up to .* numbers for positions"):
+        check_positions(large)
+    with pytest.raises(pmvit.PmvitError, match="expected a VideoMAE with whole numbers"):
+        check_positions({**large, "patch_size": 0})
     with pytest.raises(pmvit.PmvitError, match="expected a model that takes images; this one takes 6 x 3 x 64 x 48"):
         pmvit.visualize(pmvit.compress(model, pmvit.Plan.keep_all((3, 4, 3), 3)), "demo", tmp_path)
     with pytest.raises(pmvit.PmvitError, match=r"expected images of shape \(6, 3, 64, 48\).*; got \(3, 64, 48\)"):
@@ -121,7 +127,7 @@ def test_naflex_is_for_the_size_that_it_is_told(tmp_path: Path) -> None:
     assert host_of(model).layout.grid == (4, 6)
     weights = tmp_path / "weights.safetensors"
     pmvit.tensors.write_tensors(weights, dict(model.state_dict()), {})
-    sizes = {"embed_dim": 48, "depth": 3, "num_heads": 3}
+    sizes: dict[str, Any] = {"embed_dim": 48, "depth": 3, "num_heads": 3}
     made = create_model("naflexvit_base_patch16_map", weights, img_size=160, **sizes)
     assert host_of(made).layout.grid == (10, 10)
 
