@@ -257,7 +257,7 @@ def set_budget(model: Model, **budget: "Unpack[PlanOptions]") -> Model:
 
 
 def plan_of_image(model: nn.Module, image: Tensor) -> Plan | None:
-    """The groups that an image, (3, height, width), has in each block, as a fixed plan; `None` without a plan."""
+    """The groups that an image, as the model takes it, has in each block, as a fixed plan; `None` without a plan."""
     compression = compression_of(model)
     if compression is None or not isinstance(compression.what, AdaptivePlan):
         return plan_of(model)
@@ -308,5 +308,5 @@ def record_tuning(model: nn.Module, tuned: Tuned) -> None:
         model.compression = replace(compression, tuned=(*compression.tuned, tuned))  # type: ignore[assignment]
 
 
-def _grid(grid: tuple[int, int]) -> str:
-    return f"{grid[0]} x {grid[1]}"
+def _grid(grid: tuple[int, ...]) -> str:
+    return " x ".join(map(str, grid))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pmvit.compression import Original, compression_of, decompress
 from pmvit.data.demo import DEMO, demo_model
 from pmvit.errors import PmvitError
-from pmvit.hosts import TimmFeatures, find_host, smp
+from pmvit.hosts import TimmFeatures, TimmNaFlex, find_host, smp
 from pmvit.hosts.hf import model as hf
 from pmvit.hosts.host import AnyModule
 from pmvit.hosts.making import AS_FILE, at_most, check_known, check_numbers, fetching, one_line
@@ -139,9 +139,11 @@ def _timm_model(
         if needs_host and is_fetched:
             check_known(partial(timm.create_model, name, pretrained=False, **arguments))
         model: nn.Module = timm.create_model(name, pretrained=tensors is None, **arguments)
+    host = find_host(model)
+    if "img_size" in arguments and isinstance(host, TimmNaFlex):
+        host.set_side(arguments["img_size"])
     if tensors is None:
         return model.eval()
-    host = find_host(model)
     if "img_size" in arguments and isinstance(host, TimmModel):
         tensors = resize_weights(host.encoder, tensors)
     if isinstance(host, TimmFeatures):

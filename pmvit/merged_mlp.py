@@ -87,7 +87,7 @@ def groups_of_groups(attention: Tensor, groups: Tensor, weights: Tensor) -> tupl
     return of_groups, torch.zeros(count, dtype=weights.dtype).index_add(0, attention, weights)
 
 
-def mlp_matrices_of(block: nn.Module, parts: tuple[str, str] | None) -> TokenMatrices | MeanOfPatches | None:
+def mlp_matrices_of(block: nn.Module, parts: tuple[str, ...] | None) -> TokenMatrices | MeanOfPatches | None:
     """M and R before and after the MLP of a block, `None` if its MLP runs on all its tokens."""
     norm = block.get_submodule(parts[0]) if parts is not None else None
     return norm.matrices if isinstance(norm, MergedNorm) else None

@@ -11,7 +11,7 @@ PADDING = -1  # the token at a place that only fills a window up
 
 @dataclass(frozen=True)
 class Windows:
-    """How a grid is parted: padded to whole windows and rolled, so that windows of two blocks overlap.
+    """How a grid of rows and columns is parted: padded to whole windows and rolled, so that two blocks' overlap.
 
     Rolling brings tokens of opposite borders into one window. They are of different *regions*, and attention stays
     inside a region. A place of a window without a token is padding.
@@ -31,7 +31,7 @@ class Windows:
         """Places in a window."""
         return self.size[0] * self.size[1]
 
-    def slots(self, grid: tuple[int, int]) -> Tensor:
+    def slots(self, grid: tuple[int, ...]) -> Tensor:
         """The token at each place, (windows, area), `PADDING` where there is none."""
         tokens = torch.arange(grid[0] * grid[1]).view(grid)
         rows, columns = (-side % size for side, size in zip(grid, self.size, strict=True))
@@ -42,7 +42,7 @@ class Windows:
             tokens = F.pad(tokens, (0, columns, 0, rows), value=PADDING)
         return self._part(tokens)
 
-    def regions(self, grid: tuple[int, int]) -> Tensor:
+    def regions(self, grid: tuple[int, ...]) -> Tensor:
         """The region of each place, (windows, area); no two windows have one in common."""
         bands = []
         for side, size, shift in zip(grid, self.size, self.shift, strict=True):
@@ -52,7 +52,7 @@ class Windows:
         parted = self._part(3 * bands[0][:, None] + bands[1])
         return parted + 9 * torch.arange(len(parted))[:, None]
 
-    def places(self, grid: tuple[int, int]) -> Tensor:
+    def places(self, grid: tuple[int, ...]) -> Tensor:
         """The place of each token of the grid among those of all windows."""
         slots = self.slots(grid).flatten()
         is_token = slots != PADDING
@@ -60,7 +60,7 @@ class Windows:
         places[slots[is_token]] = torch.nonzero(is_token).flatten()
         return places
 
-    def to_grid(self, values: Tensor, grid: tuple[int, int]) -> Tensor:
+    def to_grid(self, values: Tensor, grid: tuple[int, ...]) -> Tensor:
         """Numbers for every place of the windows of a batch, (batch * windows, area), as (batch, tokens)."""
         places = self.places(grid).to(values.device)
         num_windows = len(self.slots(grid))
@@ -85,7 +85,7 @@ class Budget:
     padding: Tensor
 
     @staticmethod
-    def of(windows: Windows, grid: tuple[int, int]) -> "Budget":
+    def of(windows: Windows, grid: tuple[int, ...]) -> "Budget":
         slots = windows.slots(grid)
         tokens = (slots != PADDING).sum(1)
         return Budget(tokens, windows.area - tokens)

@@ -153,7 +153,7 @@ def try_model(candidate: Candidate) -> Outcome:
         return Outcome(family, name, f"{type(error).__name__}: {str(error).splitlines()[0]}")
     finally:
         gc.collect()
-    return Outcome(family, name, "", f"{layout.grid[0]} x {layout.grid[1]} + {layout.num_prefix}")
+    return Outcome(family, name, "", f"{' x '.join(map(str, layout.grid))} + {layout.num_prefix}")
 
 
 def versions() -> str:

@@ -24,6 +24,7 @@ FAMILIES = {  # what stands in the table, by family: timm's are its modules
     "vision_transformer_relpos": "timm: ViT with relative position bias",
     "beit": "timm: BEiT",
     "eva": "timm: EVA, EVA-02, DINOv3, Perception Encoder (rotary embedding)",
+    "naflexvit": "timm: NaFlexViT, called with images of one size",
     "hf vit": "transformers: ViT, ViT-MSN, I-JEPA",
     "hf deit": "transformers: DeiT",
     "hf beit": "transformers: BEiT, Data2VecVision (relative position bias)",
@@ -35,6 +36,8 @@ FAMILIES = {  # what stands in the table, by family: timm's are its modules
     "hf yolos": "transformers: YOLOS",
     "hf dense": "transformers: dense heads on the above (DPT, UperNet, Depth Anything)",
     "hf eomt": "transformers: EoMT, on DINOv2 and on DINOv3; the blocks before its queries",
+    "hf video": "transformers: VideoMAE, V-JEPA 2 (time x height x width)",
+    "hf audio": "transformers: Audio Spectrogram Transformer (frequency x time)",
     "torchvision": "torchvision: VisionTransformer",
     **sweep_swin.FAMILIES,
     **sweep_sam.FAMILIES,
@@ -74,6 +77,12 @@ def timm_models() -> list[Candidate]:
 def reduced_timm(name: str) -> nn.Module:
     """An architecture of timm with two blocks of width 96 and a grid of about 6 x 6 tokens."""
     full: Any
+    if name.startswith("naflexvit"):
+        full = timm.create_model(name, depth=DEPTH, num_classes=CLASSES, embed_dim=WIDTH, num_heads=HEADS)
+        patch = full.embeds.patch_size
+        full.pretrained_cfg["input_size"] = (3, patch[0] * 6, patch[1] * 6)
+        sized: nn.Module = full.eval()
+        return sized
     with torch.device("meta"):
         try:
             full = timm.create_model(name, depth=DEPTH)  # the patches are the same, and it is made sooner
@@ -118,6 +127,10 @@ SMALL_NECK = {"fusion_hidden_size": 24, "neck_hidden_sizes": [24, 24, 24, 24]}
 NECK = {**SMALL_NECK, "backbone_out_indices": [0, 1, 2, 3]}
 DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 48, "decoder_num_attention_heads": 3}
 UPERNET = {"hidden_size": 24, "auxiliary_in_channels": WIDTH, "auxiliary_channels": 24}
+VIDEO = {"image_size": [64, 48], "num_frames": 6}  # 3 x 4 x 3 patches
+PREDICTOR = {"pred_hidden_size": 24, "pred_num_attention_heads": 2, "pred_num_hidden_layers": 1}
+CLIP = {"crop_size": 48, "frames_per_clip": 8, "mlp_ratio": 2.0, "num_pooler_layers": 1, **PREDICTOR}  # 4 x 3 x 3
+SPECTROGRAM = {"max_length": 126, "num_mel_bins": 36}  # 3 x 12
 QUERIES = {**FOUR, "num_blocks": 2, "num_queries": 5}
 TEXT = {
     "bos_token_id": 1,
@@ -183,6 +196,12 @@ HF: list[tuple[str, str, str, dict[str, Any]]] = [
         "YolosConfig",
         {"image_size": [96, 80], "num_detection_tokens": 5, **LABELS},
     ),
+    ("hf video", "VideoMAEModel", "VideoMAEConfig", {"use_mean_pooling": False, **VIDEO}),
+    ("hf video", "VideoMAEForVideoClassification", "VideoMAEConfig", {**VIDEO, **LABELS}),
+    ("hf video", "VJEPA2Model", "VJEPA2Config", CLIP),
+    ("hf video", "VJEPA2ForVideoClassification", "VJEPA2Config", {**CLIP, **LABELS}),
+    ("hf audio", "ASTModel", "ASTConfig", SPECTROGRAM),
+    ("hf audio", "ASTForAudioClassification", "ASTConfig", {**SPECTROGRAM, **LABELS}),
     ("hf dense", "DPTModel", "DPTConfig", {**FOUR, **NECK}),
     ("hf dense", "DPTForDepthEstimation", "DPTConfig", {**FOUR, **NECK}),
     ("hf dense", "DPTForSemanticSegmentation", "DPTConfig", {**FOUR, **LABELS, **NECK}),

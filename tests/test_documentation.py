@@ -150,6 +150,19 @@ def test_the_example_of_vision_language_models_runs_without_a_network(
     assert type(pmvit.load(tmp_path / "small")).__name__ == "LlavaForConditionalGeneration"
 
 
+def test_the_video_example_runs_without_a_network(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    command = [sys.executable, "examples/video_classifier.py", "--random", "-o", str(tmp_path / "small")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert "grid: 4 x 4 x 4 tokens (time x rows x columns)" in result.stdout
+    found = re.search(r"([0-9.]+) -> ([0-9.]+) GFLOPs", result.stdout)
+    assert found is not None
+    before, after = map(float, found.groups())
+    assert 0.5 < after / before < 0.8
+    assert type(pmvit.load(tmp_path / "small")).__name__ == "VideoMAEForVideoClassification"
+
+
 def _error_messages() -> list[re.Pattern[str]]:
     """What `PmvitError` is raised with anywhere, as patterns: anything may stand for a value.
 

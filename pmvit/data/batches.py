@@ -13,9 +13,10 @@ from torch import Tensor
 from pmvit.errors import PmvitError
 
 IGNORED = 255  # the label of pixels that count for nothing
-IMAGE_COLUMNS = ("pixel_values", "image", "images", "img")
+IMAGE_COLUMNS = ("pixel_values", "pixel_values_videos", "input_values", "image", "images", "img")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
 COLUMNS = (IMAGE_COLUMNS, LABEL_COLUMNS)
+DIMENSIONS = (3, 4, 5)  # of a batch of spectrograms, images, videos
 
 
 class TrainingBatch(NamedTuple):
@@ -47,10 +48,10 @@ def unpack(batch: Any, *, bytes_too: bool = False) -> tuple[Tensor, Tensor | Non
         PmvitError: If it is no batch.
     """
     images, labels = split_item(batch)
-    if not isinstance(images, Tensor) or images.dim() != 4:
+    if not isinstance(images, Tensor) or images.dim() not in DIMENSIONS:
         raise PmvitError(
             "expected batches of images, of (images, labels) or of {'pixel_values': images, 'labels': labels}, with "
-            f"images of shape (batch, channels, height, width); got {described(batch)}"
+            f"images of shape (batch, channels, height, width), or videos or spectrograms; got {described(batch)}"
         )
     if not (images.is_floating_point() or (bytes_too and images.dtype == torch.uint8)):
         raise PmvitError(f"expected images that are normalised, as the model takes them; got a batch of {images.dtype}")

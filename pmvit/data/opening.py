@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from pmvit.data.batches import EveryNth, described, split_item
+from pmvit.data.batches import DIMENSIONS, EveryNth, described, split_item
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.data.sources import Source, Stream, is_dataset, open_dataset, open_source
@@ -32,9 +32,10 @@ def as_loader(model: nn.Module, data: ImageData, **reading: Any) -> Iterable[Any
         model: For which images are prepared.
         data: A path or a word for a dataset, as `open_images` knows them. A `torch.utils.data.Dataset`, or one of
             Hugging Face's `datasets`, of images with or without labels: Pillow's are prepared as those of a path,
-            tensors are taken as they are. Or images that are prepared: a tensor of shape (images, channels, height,
-            width), what an image processor returns (`pixel_values`), or anything that yields batches, as a `DataLoader`
-            does: images, `(images, labels)`, or dictionaries with `pixel_values` and perhaps `labels`.
+            tensors are taken as they are. Or what is prepared: a tensor of shape (images, channels, height, width),
+            what a processor returns (`pixel_values`, `pixel_values_videos`, `input_values`), or anything that yields
+            batches, as a `DataLoader` does: images, `(images, labels)`, or such dictionaries, perhaps with `labels`.
+            Videos and spectrograms have to be prepared, as the model takes them.
         reading: Arguments of `open_loader`, for what is opened here. Of a `Dataset`, which may not be able to go to
             other processes, this one reads unless `workers` says otherwise.
 
@@ -45,14 +46,14 @@ def as_loader(model: nn.Module, data: ImageData, **reading: Any) -> Iterable[Any
         return open_loader(model, data, **reading)
     if is_dataset(data) and not _gives_batches(data):
         return open_loader(model, data, **{"workers": 0, **reading})
-    if isinstance(data, Tensor) and data.dim() == 4:
+    if isinstance(data, Tensor) and data.dim() == len(host_of(model).input_size()) + 1:
         return list(data.split(BATCH))
     if isinstance(data, Mapping) and split_item(data)[0] is not None:
         return [data]
     if isinstance(data, (Tensor, Mapping, bytes)) or not isinstance(data, Iterable):
         raise PmvitError(
-            "expected images: a path or a word for a dataset, a Dataset, a tensor of shape (images, channels, height, "
-            f"width), or a loader of batches; got {described(data)}"
+            "expected images: a path or a word for a dataset, a Dataset, a tensor of shape (images, "
+            f"{', '.join(map(str, host_of(model).input_size()))}), or a loader of batches; got {described(data)}"
         )
     return data
 
@@ -68,7 +69,7 @@ def evaluation_loader(model: nn.Module, data: ImageData, **reading: Any) -> Iter
 def _gives_batches(dataset: Any) -> bool:
     """Whether a dataset makes batches itself, as a pipeline of webdataset may."""
     first = split_item(next(iter(dataset), None))[0] if isinstance(dataset, IterableDataset) else None
-    return isinstance(first, Tensor) and first.dim() == 4
+    return isinstance(first, Tensor) and first.dim() in DIMENSIONS[1:]
 
 
 def prepare_as(model: nn.Module, values: Mapping[str, Any]) -> None:

@@ -14,14 +14,26 @@ from torchvision.transforms import ColorJitter
 from torchvision.transforms.functional import pil_to_tensor
 
 from pmvit.data.batches import IGNORED, resize_labels
+from pmvit.errors import PmvitError
 
 ImageTransform = Callable[[Image.Image], Tensor]
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 def color_mode(data_config: dict[str, Any]) -> str:
-    """The mode of Pillow's images that a model takes."""
+    """The mode of Pillow's images that a model takes; `PmvitError` if it takes none."""
+    check_takes_images(data_config)
     return "L" if data_config["input_size"][0] == 1 else "RGB"
+
+
+def check_takes_images(data_config: dict[str, Any]) -> None:
+    """Raise `PmvitError` if a model does not take images, which are all that is read and drawn here."""
+    size = data_config["input_size"]
+    if len(size) != 3:
+        raise PmvitError(
+            f"expected a model that takes images; this one takes {' x '.join(map(str, size))} numbers: give it tensors "
+            "or a loader of batches that are prepared, and draw plans with plan.draw()"
+        )
 
 
 def evaluation_transform(data_config: dict[str, Any]) -> ImageTransform:
@@ -86,6 +98,7 @@ class Preparation:
     """How images and their masks are prepared for a model that labels pixels, from timm's data configuration."""
 
     def __init__(self, data_config: dict[str, Any]) -> None:
+        check_takes_images(data_config)
         _, *self.size = data_config["input_size"]
         self.mean, self.std = data_config["mean"], data_config["std"]
         self.resampling = RESAMPLING.get(data_config["interpolation"], Image.Resampling.BILINEAR)

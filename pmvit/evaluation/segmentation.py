@@ -14,7 +14,7 @@ from pmvit.data.opening import ImageData, evaluation_loader
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import Measured, check_finite
 from pmvit.evaluation.reference import Reference, named
-from pmvit.evaluation.sliding import at_size, check_stride, count_windows, sliding_logits
+from pmvit.evaluation.sliding import at_size, check_stride, count_windows, sliding_logits, window_of
 from pmvit.hosts import find_host, host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.measuring.flops import flops
@@ -140,7 +140,7 @@ def count_pixels(
     if classes is None:
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not: use evaluate")
     device = next(model.parameters()).device
-    size = window or host.input_size()[1:]
+    size = window or window_of(host)
     strides = check_stride(size, stride)
     compared_with, _ = named(reference)
     models = {"": model} if compared_with is None else {"": model, "reference_": compared_with}

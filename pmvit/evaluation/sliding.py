@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.errors import PmvitError
+from pmvit.hosts import Host
 from pmvit.hosts.outputs import predict
 
 
@@ -18,6 +19,12 @@ def count_windows(size: tuple[int, int], window: tuple[int, int], stride: tuple[
     """How many windows an image takes."""
     rows, columns = (len(window_starts(*side)) for side in zip(size, window, stride, strict=True))
     return rows * columns
+
+
+def window_of(host: Host) -> tuple[int, int]:
+    """Height and width of the images that a model takes."""
+    _, height, width = host.input_size()
+    return height, width
 
 
 def check_stride(window: tuple[int, int], stride: int | tuple[int, int] | None) -> tuple[int, int]:

@@ -56,10 +56,10 @@ def merge_before_mlp(
 
     If the block has its tokens in a grid, that has so many rows.
     """
-    names = host.part_names(block).mlp or ()
-    norm, mlp = (block.get_submodule(name) for name in names)
-    replacements = (MergedNorm(norm, matrices), SpreadMlp(mlp, matrices, rows))
-    return [
-        HostChange.make(block, name, replacement.train(block.training))
-        for name, replacement in zip(names, replacements, strict=True)
-    ]
+    first, *_, last = host.part_names(block).mlp or ()
+    norm, mlp = (block.get_submodule(name) for name in (first, last))
+    changes = []
+    for path, replacement in ((first, MergedNorm(norm, matrices)), (last, SpreadMlp(mlp, matrices, rows))):
+        holder, _, name = path.rpartition(".")
+        changes.append(HostChange.make(block.get_submodule(holder), name, replacement.train(block.training)))
+    return changes

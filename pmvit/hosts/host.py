@@ -1,5 +1,6 @@
 """What pmvit has to know of a host, a model of another library: `Host`, and the registry that finds it for a model."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -63,7 +64,7 @@ class TokenLayout:
     """What the tokens of a block are: a grid of patches after `num_prefix` tokens of other kinds.
 
     Attributes:
-        grid: Rows and columns of patches.
+        grid: How many patches there are along each axis: rows and columns; of videos time, rows and columns.
         num_prefix: How many tokens are no patches: class token, distillation token, registers.
         windows: The windows of the grid that attention stays inside, if it does.
         has_class_token: Whether the first token is a class token; if not given, it is where there are prefix tokens.
@@ -71,7 +72,7 @@ class TokenLayout:
         only_mlp: Attention stays inside the host's own windows, on all tokens (SAM): the MLP alone can run on groups.
     """
 
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     num_prefix: int
     windows: Windows | None = None
     has_class_token: bool | None = None
@@ -84,7 +85,12 @@ class TokenLayout:
 
     @property
     def num_patches(self) -> int:
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
+
+    @property
+    def sheet(self) -> tuple[int, int]:
+        """Rows and columns of a drawing: of videos, with one frame below the other."""
+        return math.prod(self.grid[:-1]), self.grid[-1]
 
     @property
     def num_tokens(self) -> int:
@@ -126,13 +132,14 @@ class PartNames(NamedTuple):
     """Paths of parts of a block.
 
     Attributes:
-        mlp: What normalises tokens before the MLP, and the MLP, if the block computes `y + f(mlp(norm(y)))` and all
-            three work on each token by itself. Without, the MLP runs on the tokens that attention runs on.
+        mlp: What normalises tokens before the MLP, and the MLP or its parts, first to last, if the block computes
+            `y + f(mlp(norm(y)))` and all three work on each token by itself. Without, the MLP runs on the tokens that
+            attention runs on.
         without_tokens: Parts whose cost does not depend on the number of tokens.
         on_padding: Parts that also run on the padding of windows, attention among them.
     """
 
-    mlp: tuple[str, str] | None = None
+    mlp: tuple[str, ...] | None = None
     without_tokens: tuple[str, ...] = ()
     on_padding: tuple[str, ...] = ()
 
@@ -180,8 +187,8 @@ class Host:
         """Required: what the tokens of each block are, first to last."""
         raise _missing(type(self), "layouts")
 
-    def input_size(self) -> tuple[int, int, int]:
-        """Required: channels, height and width of the images the model takes."""
+    def input_size(self) -> tuple[int, ...]:
+        """Required: the shape of one example that the model takes: of an image, its channels, height and width."""
         raise _missing(type(self), "input_size")
 
     def call(self, images: Tensor) -> Any:

@@ -5,7 +5,7 @@ import socket
 import textwrap
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -135,21 +135,30 @@ def check_data(data: Any) -> dict[str, Any]:
     check_fields(data, DATA_KEYS, where)
     check_numbers(data, where)
     size, crop = data["input_size"], data["crop_pct"]
-    if not _are_numbers(size, 3, int) or min(size) < 1:
-        raise PmvitError(f"{where}: input_size: expected channels, height and width, got {size!r}")
-    if not _are_numbers([crop], 1) or crop <= 0 or max(size[1:]) / crop > MOST_PIXELS:
+    if not any(_are_numbers(size, count, int) for count in (2, 3, 4)) or min(size) < 1:
+        raise PmvitError(
+            f"{where}: input_size: expected channels, height and width, or the shape of a video or a spectrogram; got "
+            f"{size!r}"
+        )
+    if not _are_numbers([crop], 1) or crop <= 0 or max(size[-2:]) / crop > MOST_PIXELS:
         raise PmvitError(
             f"{where}: expected images of up to {MOST_PIXELS:,} pixels a side before they are cropped; got "
-            f"{size[1]} x {size[2]} with crop_pct {crop!r}"
+            f"{size[-2]} x {size[-1]} with crop_pct {crop!r}"
         )
+    channels = channels_of(size)
     for name in ("mean", "std"):
-        if not _are_numbers(data[name], size[0]) or (name == "std" and min(data[name]) <= 0):
-            raise PmvitError(f"{where}: {name}: expected a number for each of {size[0]} channels, got {data[name]!r}")
+        if not _are_numbers(data[name], channels) or (name == "std" and min(data[name]) <= 0):
+            raise PmvitError(f"{where}: {name}: expected a number for each of {channels} channels, got {data[name]!r}")
     for name, known in (("interpolation", INTERPOLATIONS), ("crop_mode", CROP_MODES)):
         if data[name] not in known:
             raise PmvitError(f"{where}: {name}: expected {', '.join(known)}; got {data[name]!r}")
     checked: dict[str, Any] = data
     return checked
+
+
+def channels_of(size: Sequence[int]) -> int:
+    """How many channels an example of this shape has: (..., channels, height, width), or one, without an axis."""
+    return size[-3] if len(size) > 2 else 1
 
 
 def _are_numbers(values: Any, count: int, kind: type | tuple[type, ...] = (int, float)) -> bool:
@@ -247,8 +256,8 @@ class MadeModel(Host, ABC):
         size = self.input_size()
         found = {**self.preparation(), "input_size": size}
         for key in ("mean", "std"):
-            if len(found[key]) != size[0]:  # made for other channels: their mean serves for each
-                found[key] = (sum(found[key]) / len(found[key]),) * size[0]
+            if len(found[key]) != channels_of(size):  # made for other channels: their mean serves for each
+                found[key] = (sum(found[key]) / len(found[key]),) * channels_of(size)
         return {key: list(v) if isinstance(v := found[key], tuple) else v for key in DATA_KEYS}
 
 

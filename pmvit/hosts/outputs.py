@@ -98,7 +98,8 @@ def check_size(host: Host, images: Tensor) -> None:
     if got != expected:
         raise PmvitError(
             f"expected images of shape {expected}, as the model takes them; got {got}. A model of timm is brought to "
-            "another size by its set_input_size, or by img_size= when it is made"
+            "another size by its set_input_size, or by img_size= when it is made; a NaFlexVit, by "
+            'model.pretrained_cfg["input_size"]'
         )
 
 

@@ -68,6 +68,7 @@ def _effects(
         for block, each in zip(blocks, host.layouts(), strict=True)
     ]
     generator = torch.Generator().manual_seed(config.seed)
+    mirrors = config.mirror and len(host.input_size()) > 2  # a spectrogram has no left and right
     is_logits = host.outputs().gives_logits
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
@@ -77,7 +78,7 @@ def _effects(
         states.callback(recorder.remove_hooks)
         parts = recorder.block_parts
         rows = max(min(int(config.memory * 1e9 / (8 * len(parts) * layout.num_patches**2)), ROWS), 1)
-        scale = (sum(map(len, batches)) * (2 if config.mirror else 1)) ** -0.5
+        scale = (sum(map(len, batches)) * (2 if mirrors else 1)) ** -0.5
         sums = [torch.zeros(rows, layout.num_patches, layout.num_patches) for _ in parts]
         bar = states.enter_context(Bar("measure", len(batches), show=progress))
         for images in batches:
@@ -92,7 +93,7 @@ def _effects(
                         f"block {part[0]}: what is measured is not finite: are the logits of these images finite?"
                     )
                 add_combinations(total, effect, scale, generator)
-                if config.mirror:
+                if mirrors:
                     add_combinations(total, mirrored(effect, layout.grid), scale, generator)
             bar.advance()
     return parts, sums

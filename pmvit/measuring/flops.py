@@ -196,7 +196,7 @@ def model_cost(model: nn.Module) -> ModelCost:
         linear = counts[name].total() - quadratic - constant
         inside = [counts[f"{name}.{part}"].total() for part in parts.on_padding]
         padded = sum(inside) - quadratic - constant if inside else 0
-        mlp = 0 if parts.mlp is None else counts[f"{name}.{parts.mlp[1]}"].total()
+        mlp = sum(counts[f"{name}.{part}"].total() for part in (parts.mlp or ())[1:])
         blocks.append(BlockCost(linear, quadratic, constant, block_width(host, block), padded, mlp))
     return ModelCost(counts[""].total() - sum(int(block.macs(1.0)) for block in blocks), tuple(blocks))
 

@@ -55,7 +55,7 @@ class MergeCosts:
 
     Attributes:
         merges: In the order in which they are done: a plan does the first so many of them.
-        grid: Rows and columns of the patch grid.
+        grid: Patches along each axis of their grid.
         num_prefix: Tokens before the patch tokens; they are never merged.
         cost: What each block of the model costs.
         config: How the merge costs were measured.
@@ -66,7 +66,7 @@ class MergeCosts:
     """
 
     merges: tuple[Merge, ...]
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     num_prefix: int
     cost: ModelCost
     config: MergeCostConfig
@@ -90,7 +90,7 @@ class MergeCosts:
     @property
     def num_patches(self) -> int:
         """Patch tokens of a block."""
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
 
     @property
     def windows(self) -> tuple[None, ...]:
@@ -133,9 +133,9 @@ def _upgrade(document: dict[str, Any]) -> dict[str, Any]:
 def _check(costs: MergeCosts, where: str) -> None:
     """See that each merge is of two groups that there are."""
     left: dict[BlockPart, set[int]] = {}
-    if min(costs.grid) < 1 or costs.num_patches > len(costs.merges) + 1:
+    if not costs.grid or min(costs.grid) < 1 or costs.num_patches > len(costs.merges) + 1:
         raise PmvitError(
-            f"{where}: expected the merges of {costs.grid[0]} x {costs.grid[1]} tokens, got {len(costs.merges)}: "
+            f"{where}: expected the merges of {' x '.join(map(str, costs.grid))} tokens, got {len(costs.merges)}: "
             "measure the model again"
         )
     for block, part, first, second, cost in costs.merges:

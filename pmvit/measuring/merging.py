@@ -1,5 +1,6 @@
 """The greedy order of merges: always the cheapest one next, over all blocks."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -127,14 +128,13 @@ def order_merges(parts: Sequence[BlockMerges], num_prefix: int, *, early: float,
             slopes[number - 1] = slope(number - 1)
 
 
-def neighbours(grid: tuple[int, int]) -> Tensor:
-    """Which tokens of a grid lie beside or above each other."""
-    rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
-    places = torch.stack([rows.flatten(), columns.flatten()], 1)
+def neighbours(grid: tuple[int, ...]) -> Tensor:
+    """Which tokens of a grid lie next to each other along one of its axes."""
+    places = torch.cartesian_prod(*map(torch.arange, grid)).view(-1, len(grid))
     return (places[:, None] - places).abs().sum(-1) == 1
 
 
-def mirrored(effects: Tensor, grid: tuple[int, int]) -> Tensor:
-    """What the effects would be if left and right of every image changed places."""
-    order = torch.arange(grid[0] * grid[1]).view(grid).flip(1).flatten()
+def mirrored(effects: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """What the effects would be if left and right of every image, the ends of its last axis, changed places."""
+    order = torch.arange(math.prod(grid)).view(grid).flip(-1).flatten()
     return effects[..., order, :][..., order]

@@ -1,6 +1,7 @@
 """`TokenMetric`: how much it matters for the output how tokens differ, which adaptive plans compare tokens by."""
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ class TokenMetric:
 
     Attributes:
         projections: `P_l` of each block, (blocks, width, rank).
-        grid: Rows and columns of the patch grid.
+        grid: Patches along each axis of their grid.
         num_prefix: Tokens before the patch tokens; they never merge.
         cost: What each block of the model costs.
         spares_last_mlp: Nobody reads patch tokens behind the last block, whose MLP then runs on one in their place.
@@ -39,7 +40,7 @@ class TokenMetric:
     """
 
     projections: Tensor
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     num_prefix: int
     cost: ModelCost
     spares_last_mlp: bool
@@ -56,7 +57,7 @@ class TokenMetric:
     @property
     def num_patches(self) -> int:
         """Patch tokens of an image."""
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
 
     def left(self, merges: Sequence[int]) -> tuple[int, ...]:
         """Patch tokens, or groups of them, that each block runs on with so many merges before it."""
@@ -97,14 +98,14 @@ class TokenMetric:
         document = _upgrade(parse_document(text, FORMAT, VERSION, where), where)
         check_fields(document, ("format", "version", *FIELDS), where)
         try:
-            height, width = (int(side) for side in document["grid"])
+            grid = tuple(int(side) for side in document["grid"])
             cost = ModelCost(document["cost"]["outside"], tuple(BlockCost(**b) for b in document["cost"]["blocks"]))
             prefix, images = int(document["num_prefix"]), int(document["images"])
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise PmvitError(f"{where}: the metric is malformed ({error}): measure the model again") from None
         metric = TokenMetric(
             projections=projections,
-            grid=(height, width),
+            grid=grid,
             num_prefix=prefix,
             cost=cost,
             spares_last_mlp=bool(document["spares_last_mlp"]),
@@ -180,5 +181,5 @@ def _check(metric: TokenMetric, where: str) -> None:
         )
     if not torch.isfinite(metric.projections).all():
         raise PmvitError(f"{where}: expected finite projections, got others: measure the model again")
-    if metric.num_patches < 2 or metric.num_prefix < 0:
+    if metric.num_patches < 2 or min(metric.grid) < 1 or metric.num_prefix < 0:
         raise PmvitError(f"{where}: expected a grid of several patches, got {metric.grid}: measure the model again")

@@ -81,7 +81,7 @@ def second_moments(
 
     def add(index: int, gradient: Tensor) -> None:
         of_patches = precise(gradient).flatten(1, -2)[:, layout.num_prefix :].unflatten(1, layout.grid)
-        steps = [of_patches.diff(dim=dim).flatten(0, 2) for dim in (1, 2)]
+        steps = [of_patches.diff(dim=dim).flatten(0, -2) for dim in range(1, of_patches.dim() - 1)]
         moment = sum((rows.T @ rows).double() for rows in steps)
         known = sums[index]
         sums[index] = moment if known is None else known + moment
@@ -107,8 +107,8 @@ def second_moments(
                 output = predict(model, images.to(next(model.parameters()).device))
                 (probe(output, is_logits, generator) * output).sum().backward()
             bar.advance()
-    (height, width), num_images = layout.grid, sum(map(len, batches))
-    num_pairs = height * (width - 1) + width * (height - 1)
+    num_images = sum(map(len, batches))
+    num_pairs = sum(layout.num_patches // side * (side - 1) for side in layout.grid)
     result = []
     for index, moment in enumerate(sums):
         if moment is None or not torch.isfinite(moment).all():

@@ -1,5 +1,6 @@
 """`Scores`: the importance of every patch token in every block, and how it was measured."""
 
+import math
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
@@ -24,7 +25,7 @@ class Scores:
 
     Attributes:
         values: One row a block, one column a patch token, float64; zeros follow where a block has fewer than others.
-        grid: Rows and columns of the patch grid, at the first block.
+        grid: Patches along each axis of their grid, at the first block.
         num_prefix: Tokens before the patch tokens; they have no score.
         cost: What each block of the model costs.
         config: How the scores were measured.
@@ -38,7 +39,7 @@ class Scores:
     """
 
     values: Tensor
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     num_prefix: int
     cost: ModelCost
     config: ScoreConfig
@@ -46,7 +47,7 @@ class Scores:
     images: int
     model: str
     data: str
-    grids: tuple[tuple[int, int], ...] = ()
+    grids: tuple[tuple[int, ...], ...] = ()
     windows: tuple[Windows | None, ...] = ()
     skip: tuple[int, ...] = ()
 
@@ -61,7 +62,7 @@ class Scores:
 
     def num_patches(self, layer: int) -> int:
         """Patch tokens of one block."""
-        return self.grids[layer][0] * self.grids[layer][1]
+        return math.prod(self.grids[layer])
 
     def save(self, path: str | Path, kind: str = FORMAT) -> None:
         """Write the scores as JSON."""
@@ -86,13 +87,14 @@ class Scores:
         rows = typed(tuple[tuple[float, ...], ...], document.get("values"), f"{where}: values")
         depth, grid = len(rows), given["grid"]
         grids, windows = given.get("grids") or (grid,) * depth, given.get("windows") or (None,) * depth
-        counts = [height * width for height, width in grids]
+        counts = [math.prod(each) for each in grids]
         if depth != len(given["cost"].blocks) or [len(row) for row in rows] != counts:
             raise PmvitError(
-                f"{where}: expected scores for {len(given['cost'].blocks)} blocks of {grid[0]} x {grid[1]} tokens, "
-                f"got {depth} of {', '.join(map(str, sorted({len(row) for row in rows})))}: measure the model again"
+                f"{where}: expected scores for {len(given['cost'].blocks)} blocks of {' x '.join(map(str, grid))} "
+                f"tokens, got {depth} of {', '.join(map(str, sorted({len(row) for row in rows})))}: measure the model "
+                "again"
             )
-        if len(windows) != depth or not all(map(_can_be, windows)) or min(map(min, (grid, *grids))) < 1:
+        if len(windows) != depth or not all(map(_can_be, windows, grids)) or not all(map(_is_grid, (grid, *grids))):
             raise PmvitError(f"{where}: expected windows of the grids of {depth} blocks, got others: measure again")
         tensors = [torch.tensor(row, dtype=torch.float64) for row in rows]
         values = pad_sequence(tensors, batch_first=True) if rows else torch.zeros(0, 0, dtype=torch.float64)
@@ -101,9 +103,15 @@ class Scores:
         return Scores(**given, values=values)
 
 
-def _can_be(windows: Windows | None) -> bool:
-    """Whether there can be such windows."""
+def _is_grid(grid: tuple[int, ...]) -> bool:
+    return bool(grid) and min(grid) > 0
+
+
+def _can_be(windows: Windows | None, grid: tuple[int, ...]) -> bool:
+    """Whether a grid can have such windows."""
     if windows is None:
         return True
+    if len(grid) != 2:
+        return False
     sides = zip(windows.size, windows.shift, strict=True)
     return all(1 <= size <= LARGEST_WINDOW and 0 <= shift < size for size, shift in sides)

@@ -40,7 +40,7 @@ def predicted_macs(source: Scores | MergeCosts, plan: Plan) -> float:
     return total
 
 
-def share_of_places(layer: LayerPlan, windows: Windows, grid: tuple[int, int]) -> float | None:
+def share_of_places(layer: LayerPlan, windows: Windows, grid: tuple[int, ...]) -> float | None:
     """How much of its windows a layer keeps, padding included; `None` if they do not all keep as much."""
     budget = Budget.of(windows, grid)
     of_window = windows.places(grid)[list(layer.centres)] // windows.area

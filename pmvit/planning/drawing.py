@@ -1,6 +1,7 @@
 """Plans as text: a table, and one small grid a block."""
 
 import io
+import math
 import shutil
 from itertools import groupby
 
@@ -46,10 +47,10 @@ def table(plan: Plan | AdaptivePlan) -> Table:
 
 def describe_adaptive(plan: AdaptivePlan) -> str:
     """What it is, and the table."""
-    text, (height, width) = io.StringIO(), plan.metric.grid
+    text, size = io.StringIO(), " x ".join(map(str, plan.metric.grid))
     console = Console(file=text, width=100, color_system=None, force_jupyter=False)
     console.print(
-        f"Adaptive plan for {plan.depth} blocks of {height} x {width} patch tokens: a block runs on {plan.keep:.1%} of "
+        f"Adaptive plan for {plan.depth} blocks of {size} patch tokens: a block runs on {plan.keep:.1%} of "
         "them; which ones merge, every image chooses",
         highlight=False,
     )
@@ -59,7 +60,7 @@ def describe_adaptive(plan: AdaptivePlan) -> str:
 
 def describe(plan: Plan) -> str:
     """The table and, for grids that fit a terminal, the drawing."""
-    widest = max((width for _, width in plan.grids), default=plan.grid[1])
+    widest = max((grid[-1] for grid in plan.grids), default=plan.grid[-1])
     text = io.StringIO()
     console = Console(file=text, width=100, color_system=None, force_jupyter=False)  # plain text, in a notebook, too
     console.print(
@@ -75,11 +76,11 @@ def describe(plan: Plan) -> str:
 
 
 def draw(plan: Plan, columns: int = 100) -> str:
-    """Grids side by side, as many as fit in `columns` characters."""
+    """Grids side by side, as many as fit in `columns` characters; of videos, one frame below the other."""
     legend = f"{KEPT} kept   {MERGED} merged   {DROPPED} pruned"
     bands = []
     for grid, alike in groupby(sorted(plan.layers), key=lambda index: plan.grids[index]):
-        width = max(grid[1], len("block 00"))
+        width = max(grid[-1], len("block 00"))
         grids = [_grid(plan, index, width) for index in alike]
         a_line = max(1, (columns + 2) // (width + 2))
         for start in range(0, len(grids), a_line):
@@ -90,10 +91,13 @@ def draw(plan: Plan, columns: int = 100) -> str:
 
 def _sizes(plan: Plan) -> str:
     """The grids, each once, in the order of the blocks."""
-    return ", ".join(f"{height} x {width}" for height, width in dict.fromkeys(plan.grids or (plan.grid,)))
+    return ", ".join(" x ".join(map(str, grid)) for grid in dict.fromkeys(plan.grids or (plan.grid,)))
 
 
 def _grid(plan: Plan, index: int, width: int) -> list[str]:
-    symbols, columns = [SYMBOLS[state] for state in plan.layers[index].states()], plan.grids[index][1]
-    rows = ["".join(symbols[start : start + columns]) for start in range(0, len(symbols), columns)]
-    return [line.ljust(width) for line in (f"block {index}", *rows)]
+    symbols = [SYMBOLS[state] for state in plan.layers[index].states()]
+    *frames, rows, columns = (1, *plan.grids[index])
+    lines = ["".join(symbols[start : start + columns]) for start in range(0, len(symbols), columns)]
+    for frame in range(math.prod(frames) - 1, 0, -1):  # an empty line between two
+        lines.insert(frame * rows, "")
+    return [line.ljust(width) for line in (f"block {index}", *lines)]

@@ -15,7 +15,7 @@ def group_layer(
     scores: Tensor,
     kept: Tensor,
     pruned: Tensor,
-    grid: tuple[int, int],
+    grid: tuple[int, ...],
     grouping: Grouping,
     weights: Weights,
     regions: Tensor | None = None,
@@ -40,44 +40,46 @@ def group_layer(
     groups = torch.full_like(kept, PRUNED, dtype=torch.long)
     groups[centres] = torch.arange(centres.numel())
     if regions is None:
-        groups[medium] = JOIN[grouping](medium, centres, grid[1])
+        groups[medium] = JOIN[grouping](medium, centres, grid)
     else:
         for region in regions[medium].unique():
             tokens, nearby = (some[regions[some] == region] for some in (medium, centres))
-            groups[tokens] = groups[nearby[JOIN[grouping](tokens, nearby, grid[1])]]
+            groups[tokens] = groups[nearby[JOIN[grouping](tokens, nearby, grid)]]
     rounded = (float(f"{weight:.8g}") for weight in weigh(scores, groups, grid, weights).tolist())
     return LayerPlan(tuple(groups.tolist()), tuple(centres.tolist()), tuple(rounded))
 
 
-def join_segment(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
+def join_segment(tokens: Tensor, centres: Tensor, grid: tuple[int, ...]) -> Tensor:
     """The next kept token of the sequence; what follows the last one joins it (Algorithm 1)."""
     return torch.searchsorted(centres, tokens).clamp(max=centres.numel() - 1)
 
 
-def join_grid(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
-    """The nearest kept token in the image; of several, the first."""
-    return _first_nearest(_squared_distance(tokens, centres, width))
+def join_grid(tokens: Tensor, centres: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """The nearest kept token in the grid; of several, the first."""
+    return _first_nearest(_squared_distance(tokens, centres, grid))
 
 
-def join_row(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
-    """The nearest kept token in the same row, the boundary at the midpoint; from a row without one, the nearest."""
-    distance = _squared_distance(tokens, centres, width)
+def join_row(tokens: Tensor, centres: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """The nearest kept token in the same row, a line of the last axis; from a row without one, the nearest of all.
+
+    The boundary between two is at the midpoint.
+    """
+    width, distance = grid[-1], _squared_distance(tokens, centres, grid)
     other_row = tokens[:, None] // width != centres[None] // width
     farther_than_any_in_the_row = width**2
     return _first_nearest(distance + farther_than_any_in_the_row * other_row)
 
 
-JOIN: dict[Grouping, Callable[[Tensor, Tensor, int], Tensor]] = {
+JOIN: dict[Grouping, Callable[[Tensor, Tensor, tuple[int, ...]], Tensor]] = {
     "segment": join_segment,
     "grid": join_grid,
     "row": join_row,
 }
 
 
-def _squared_distance(tokens: Tensor, centres: Tensor, width: int) -> Tensor:
-    rows = tokens[:, None] // width - centres[None] // width
-    columns = tokens[:, None] % width - centres[None] % width
-    return rows**2 + columns**2
+def _squared_distance(tokens: Tensor, centres: Tensor, grid: tuple[int, ...]) -> Tensor:
+    first, second = (torch.stack(torch.unravel_index(some, grid), dim=-1) for some in (tokens, centres))
+    return (first[:, None] - second).square().sum(-1)
 
 
 def _first_nearest(distance: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ def _first_nearest(distance: Tensor) -> Tensor:
     return torch.argsort(distance, dim=1, stable=True)[:, 0]
 
 
-def weigh(scores: Tensor, groups: Tensor, grid: tuple[int, int], rule: Weights) -> Tensor:
+def weigh(scores: Tensor, groups: Tensor, grid: tuple[int, ...], rule: Weights) -> Tensor:
     """Weights of the tokens in their groups (Table VI); a group whose scores are all zero is weighed evenly."""
     is_member = groups != PRUNED
     index = groups[is_member]
@@ -115,9 +117,15 @@ def weigh(scores: Tensor, groups: Tensor, grid: tuple[int, int], rule: Weights) 
     return weights
 
 
-def smooth(scores: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Filter the scores over the grid with a 3 x 3 Gaussian of unit variance; the border is repeated."""
+def smooth(scores: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Filter the scores along each axis of the grid with three values of a Gaussian of unit variance.
+
+    The border is repeated.
+    """
     line = torch.exp(-(torch.tensor([-1.0, 0.0, 1.0], dtype=scores.dtype) ** 2) / 2)
-    kernel = torch.outer(line, line) / line.sum() ** 2
-    image = F.pad(scores.view(1, 1, *grid), (1, 1, 1, 1), mode="replicate")
-    return F.conv2d(image, kernel[None, None]).flatten()
+    scores = scores.view(grid)
+    for axis in range(len(grid)):
+        lines = F.pad(scores.movedim(axis, -1).flatten(0, -2)[:, None], (1, 1), mode="replicate")
+        smoothed = F.conv1d(lines, line[None, None] / line.sum())
+        scores = smoothed.view(scores.movedim(axis, -1).shape).movedim(-1, axis)
+    return scores.flatten()

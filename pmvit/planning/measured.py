@@ -61,13 +61,13 @@ def merged_layers(
     return result
 
 
-def merged_layer(merges: Sequence[Merge], grid: tuple[int, int]) -> LayerPlan:
+def merged_layer(merges: Sequence[Merge], grid: tuple[int, ...]) -> LayerPlan:
     """The plan of a block after these merges: plain means, each group at the member next to its middle."""
-    members = {token: [token] for token in range(grid[0] * grid[1])}
+    members = {token: [token] for token in range(math.prod(grid))}
     for merge in merges:
         members[merge.first] += members.pop(merge.second)
-    by_centre = sorted((_centre(tokens, grid[1]), tokens) for tokens in members.values())
-    groups, weights = [0] * (grid[0] * grid[1]), [0.0] * (grid[0] * grid[1])
+    by_centre = sorted((_centre(tokens, grid), tokens) for tokens in members.values())
+    groups, weights = [0] * math.prod(grid), [0.0] * math.prod(grid)
     for number, (_, tokens) in enumerate(by_centre):
         for token in tokens:
             groups[token] = number
@@ -75,7 +75,24 @@ def merged_layer(merges: Sequence[Merge], grid: tuple[int, int]) -> LayerPlan:
     return LayerPlan(tuple(groups), tuple(centre for centre, _ in by_centre), tuple(weights))
 
 
-def _centre(tokens: list[int], width: int) -> int:
+def _centre(tokens: list[int], grid: tuple[int, ...]) -> int:
     """The token nearest to the mean place of all; of several, the first."""
-    row, column = (sum(place) / len(tokens) for place in zip(*(divmod(token, width) for token in tokens), strict=True))
-    return min(tokens, key=lambda token: ((token // width - row) ** 2 + (token % width - column) ** 2, token))
+    places = {token: _place(token, grid) for token in tokens}
+    middle = [sum(along) / len(tokens) for along in zip(*places.values(), strict=True)]
+
+    def squared_distance(token: int) -> float:
+        total = 0.0
+        for own, mean in zip(places[token], middle, strict=True):
+            total += (own - mean) ** 2
+        return total
+
+    return min(tokens, key=lambda token: (squared_distance(token), token))
+
+
+def _place(token: int, grid: tuple[int, ...]) -> list[int]:
+    """Where a token is along each axis of the grid."""
+    place: list[int] = []
+    for side in reversed(grid):
+        token, along = divmod(token, side)
+        place.insert(0, along)
+    return place

@@ -110,7 +110,7 @@ class Plan:
     """Layer plans for the blocks of a model, with what made them. It fits any model with these grids and this depth.
 
     Attributes:
-        grid: Rows and columns of the patch grid, at the first block.
+        grid: Patches along each axis of their grid, at the first block.
         depth: Number of blocks of the model.
         layers: The plan of each compressed block, by its index; the others run on all tokens.
         reconstruct: `residual` or `pinv`.
@@ -122,13 +122,13 @@ class Plan:
     kind: ClassVar[str] = "plan"
     title: ClassVar[str] = "Prune and Merge"
 
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     depth: int
     layers: Mapping[int, LayerPlan]
     reconstruct: Reconstruct = "residual"
     attention_bias: bool = False
     made_by: Mapping[str, Any] = field(default_factory=dict)
-    grids: tuple[tuple[int, int], ...] = ()
+    grids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grids", self.grids or (self.grid,) * self.depth)
@@ -147,7 +147,7 @@ class Plan:
 
     def num_patches(self, index: int) -> int:
         """Patch tokens of one block."""
-        return self.grids[index][0] * self.grids[index][1]
+        return math.prod(self.grids[index])
 
     @property
     def keep(self) -> float:
@@ -180,10 +180,10 @@ class Plan:
 
     @staticmethod
     def keep_all(
-        grid: tuple[int, int], depth: int, *, grids: tuple[tuple[int, int], ...] = (), **options: Any
+        grid: tuple[int, ...], depth: int, *, grids: tuple[tuple[int, ...], ...] = (), **options: Any
     ) -> "Plan":
         """A plan that keeps every token of every block."""
-        counts = [height * width for height, width in grids or (grid,) * depth]
+        counts = [math.prod(each) for each in grids or (grid,) * depth]
         return Plan(grid, depth, dict(enumerate(map(LayerPlan.keep_all, counts))), grids=grids, **options)
 
     def to_json(self) -> str:
@@ -250,8 +250,8 @@ def _from_document(document: dict[str, Any], where: str) -> Plan:
     if not isinstance(made_by, dict):
         raise PmvitError(f"{where}: made_by: expected an object, got {type(made_by).__name__}")
     parsed = [_parse_grid(each, f"{where}: grids") for each in grids]
-    counts = [height * width for height, width in parsed]
-    counts += [grid[0] * grid[1]] * len(layers)  # for a block beyond the last, which `Plan` names
+    counts = [math.prod(each) for each in parsed]
+    counts += [math.prod(grid)] * len(layers)  # for a block beyond the last, which `Plan` names
     return Plan(
         grid=grid,
         depth=depth,
@@ -266,10 +266,10 @@ def _from_document(document: dict[str, Any], where: str) -> Plan:
     )
 
 
-def _parse_grid(grid: Any, where: str) -> tuple[int, int]:
-    if not (isinstance(grid, list) and len(grid) == 2 and all(_is_count(side) and side > 0 for side in grid)):
-        raise PmvitError(f"{where}: expected two positive whole numbers, got {grid!r}")
-    return (grid[0], grid[1])
+def _parse_grid(grid: Any, where: str) -> tuple[int, ...]:
+    if not (isinstance(grid, list) and grid and all(_is_count(side) and side > 0 for side in grid)):
+        raise PmvitError(f"{where}: expected a positive whole number for each axis, got {grid!r}")
+    return tuple(grid)
 
 
 def _parse_layer(data: Any, num_patches: int, where: str) -> LayerPlan:

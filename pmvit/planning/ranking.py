@@ -69,7 +69,7 @@ def _how_many(parts: Tensor, share: float, total: float | None = None) -> int:
 
 
 def fit_to_windows(
-    values: Tensor, num_kept: int, num_pruned: int, windows: Windows, grid: tuple[int, int]
+    values: Tensor, num_kept: int, num_pruned: int, windows: Windows, grid: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
     """Split the tokens of a layer anew, so that all its windows keep as many; return two masks.
 

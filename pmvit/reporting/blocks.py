@@ -29,7 +29,7 @@ class Block(NamedTuple):
 def blocks_of(model: nn.Module, image: Tensor | None = None) -> list[Block]:
     """The blocks of a compressed model, first to last; raise `PmvitError` if no plan compressed it.
 
-    With an adaptive plan, groups are those of a prepared image, (channels, height, width); fixed ones are the same for
+    With an adaptive plan, groups are those of a prepared image, as the model takes it; fixed ones are the same for
     all. Where tuning filled the matrices (`learn="dense"`), the weights are those of the planned members.
     """
     title, host = planned(model).title, host_of(model)
@@ -54,18 +54,19 @@ def describe_blocks(
 ) -> list[dict[str, Any]]:
     """Describe every block of a compressed model, first to last, as JSON data.
 
-    Patches are numbered row by row, from 0 at the top left, and lists with an entry for each patch are in that order:
+    Patches are numbered row by row, from 0 at the top left, of videos frame after frame; lists are in that order:
     `states` (`kept`: it stands for its group; `merged`; `pruned`: it passes the block by), `groups` (-1 where it is
     pruned), `weights` in the groups, as the model has them now, and `scores` (`None` without scores). `centres` are the
     kept patches of the groups. `block` is the number of a block, `name` its place in the model, `compressed` whether it
-    runs on fewer tokens than it gets; `grid` the rows and columns of its patches, `windows` those of its attention
-    (`None`: the whole grid), `prefix` its tokens before the patches. `patches`, `kept`, `merged` and `pruned` are
-    counts; `kept_in_mlp` is that of the MLP, which may have groups of its own; `share_kept` is the mean of both.
+    runs on fewer tokens than it gets; `grid` the rows and columns of its patches, of videos time before them; `windows`
+    those of its attention (`None`: the whole grid), `prefix` its tokens before the patches. `patches`, `kept`, `merged`
+    and `pruned` are counts; `kept_in_mlp` is that of the MLP, which may have groups of its own; `share_kept` is their
+    mean.
 
     Args:
         model: What `compress` or `load` returned.
         scores: What the plan was made from, to have them in the description.
-        image: With an adaptive plan, the prepared image that chooses, (channels, height, width).
+        image: With an adaptive plan, the prepared image or video that chooses, as the model takes it.
 
     Raises:
         PmvitError: If the model is not compressed, or by a method without a plan; the scores are of another one; or
@@ -120,6 +121,6 @@ def check_scores(scores: Scores | None, model: nn.Module) -> None:
         raise PmvitError(f"expected scores of {wanted}, as the model has them; got some of {got}")
 
 
-def sizes(grids: Sequence[tuple[int, int]], times: str = "x") -> str:
-    """The rows and columns of grids in words, each once."""
-    return ", ".join(f"{rows} {times} {columns}" for rows, columns in dict.fromkeys(grids))
+def sizes(grids: Sequence[tuple[int, ...]], times: str = "x") -> str:
+    """Grids in words, each once."""
+    return ", ".join(f" {times} ".join(map(str, grid)) for grid in dict.fromkeys(grids))

@@ -15,7 +15,7 @@ from pmvit.hosts import Host
 from pmvit.hosts.groups import bias_at_centres
 from pmvit.hosts.parts import PlainParts
 from pmvit.merged_mlp import MeanOfPatches, mlp_matrices_of
-from pmvit.runtime.blocks.arguments import arguments_of
+from pmvit.runtime.blocks.arguments import answer_like_block, arguments_of
 from pmvit.runtime.blocks.build import inference_block
 from pmvit.runtime.blocks.fold import Tables, Turn, sum_of
 
@@ -183,5 +183,6 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
             positions=positions,
             keeps_centres=any(names.index(each) >= names.index(name) for each in located),
         )
+        answer_like_block(stage, arguments[name].num_beside)
         model.set_submodule(name, stage)
     return True

@@ -25,7 +25,7 @@ from pmvit.hosts.swin.blocks import WindowBlock
 from pmvit.merged_mlp import MeanOfPatches, mlp_matrices_of, unwrapped
 from pmvit.prune_merge import PruneMerge, TokenMatrices
 from pmvit.runtime.adaptive import place_adaptive_stages
-from pmvit.runtime.blocks.arguments import Arguments, Half, arguments_of
+from pmvit.runtime.blocks.arguments import Arguments, Half, answer_like_block, arguments_of
 from pmvit.runtime.blocks.build import inference_block
 from pmvit.runtime.blocks.packed import Packable
 from pmvit.runtime.chain import BlockMaps, ChainedBlock, chain, halves_of, identity_maps, maps_of
@@ -105,6 +105,7 @@ class _Part(NamedTuple):
     plain: PlainParts | None = None  # what it is made of, if it is put together anew
     mlp_matrices: TokenMatrices | None = None  # M and R around its MLP, if there are
     given: frozenset[int | str] = frozenset()  # what the host gives it beside the tokens, by place or name
+    num_beside: int | None = None  # as in `Arguments`
 
     def maps(self) -> dict[Half | None, BlockMaps]:
         """The maps around it, or around its halves: where it is rewritten, an MLP on groups is a block of its own."""
@@ -132,7 +133,8 @@ def _part(host: Host, block: nn.Module, layout: TokenLayout, arguments: Argument
     is_dense = any(some is not None and some.learn == "dense" for some in (wrapper, matrices))
     if is_dense and not (feeds_head and plain is not None):
         return _Part(block, layout)
-    return _Part(inside, layout, wrapper, plain, matrices, frozenset() if arguments is None else arguments.given)
+    given, num_beside = (frozenset[int | str](), None) if arguments is None else (arguments.given, arguments.num_beside)
+    return _Part(inside, layout, wrapper, plain, matrices, given, num_beside)
 
 
 def in_windows(block: nn.Module, host: Host, layout: TokenLayout) -> nn.Module:
@@ -168,6 +170,7 @@ def _place_stages(
         stage = Stage(num_inputs, *halves[0], to_head, halves[1] if len(halves) > 1 else None, grid)
         if part.layout.windows is not None or (first == last and part.wrapper is not None):
             host.answer_like(stage, part.block)
+        answer_like_block(stage, part.num_beside)
         model.set_submodule(name, stage)
 
 
@@ -191,7 +194,8 @@ def _runnable(
 
 def _unfold_mlp(block: nn.Module, matrices: TokenMatrices, host: Host, config: InferenceConfig) -> None:
     """Let a block that is not rewritten multiply with M and R around its MLP in a form that graphs can hold."""
-    names: Any = host.part_names(block).mlp
+    first, *_, last = host.part_names(block).mlp or ()
+    names = (first, last)
     maps, groups = maps_of(matrices), torch.arange(matrices.num_prefix + matrices.num_groups)
     merge, spread = (
         form_of(matrix, config)(matrix, matrix.shape[1], matrix.shape[0])

@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -221,7 +221,7 @@ class Stage(nn.Module):
         block: nn.Module,
         to_head: list[Transition] | None = None,
         mlp: tuple[list[Transition], nn.Module] | None = None,
-        grid: tuple[int, int] | None = None,
+        grid: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self.num_inputs = num_inputs
@@ -234,7 +234,7 @@ class Stage(nn.Module):
 
     def forward(
         self, given: Tensor | TokenBuffer, *positional: object, **arguments: object
-    ) -> Tensor | tuple[Tensor, ...] | TokenBuffer:
+    ) -> Tensor | TokenBuffer | tuple[Any, ...]:
         buffer = given if isinstance(given, TokenBuffer) else TokenBuffer(given.flatten(1, -2))
         if buffer.tokens.shape[1] != self.num_inputs:
             raise ValueError(
@@ -250,12 +250,12 @@ class Stage(nn.Module):
             for transition in self.halfway:
                 buffer = transition(buffer)
             buffer = buffer.after_block(self.mlp(buffer.tokens))
-        if self.to_head is None:
-            return buffer
-        for transition in self.to_head:
-            buffer = transition(buffer)
-        tokens = buffer.tokens if self.grid is None else buffer.tokens.unflatten(1, self.grid)
-        return (tokens, *others) if isinstance(output, tuple) else tokens
+        result: Tensor | TokenBuffer = buffer
+        if self.to_head is not None:
+            for transition in self.to_head:
+                buffer = transition(buffer)
+            result = buffer.tokens if self.grid is None else buffer.tokens.unflatten(1, self.grid)
+        return (result, *others) if isinstance(output, tuple) else result
 
 
 class OnGroups(nn.Module):

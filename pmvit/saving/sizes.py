@@ -49,10 +49,11 @@ def check_made(make: Callable[[], nn.Module], shapes: Shapes, where: str) -> Non
             f"needs {beside // 2**20:,} MiB"
         )
     host = find_host(sketch)
-    size = (0, 0, 0) if host is None else host.input_size()
-    if max(size[1:]) > MOST_PIXELS:
+    size = (0,) if host is None else host.input_size()
+    if max(size) > MOST_PIXELS:
         raise PmvitError(
-            f"{where}: expected images of up to {MOST_PIXELS:,} pixels a side; the model is for {size[1]} x {size[2]}"
+            f"{where}: expected images of up to {MOST_PIXELS:,} pixels a side; the model is for "
+            f"{' x '.join(map(str, size))}"
         )
 
 

@@ -279,7 +279,7 @@ def edited(made: pmvit.Plan, **changes: Any) -> str:
         ({"colour": "blue"}, "unknown field 'colour'"),
         ({"grid": [6, 8]}, "expected 48 tokens in groups or pruned, got 42"),
         ({"grid": [6, 6]}, "expected tokens from 0 to 35"),
-        ({"grid": "6x7"}, "grid: expected two positive whole numbers"),
+        ({"grid": "6x7"}, "grid: expected a positive whole number for each axis"),
         ({"depth": 2}, "block 2: expected a block from 0 to 1"),
         ({"depth": "many"}, "depth: expected a whole number"),
         ({"reconstruct": "magic"}, "reconstruct: expected residual or pinv"),

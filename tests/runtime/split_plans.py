@@ -1,5 +1,6 @@
 """Plans in which the MLP of a block has groups of its own, as measured plans have."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,24 +15,24 @@ COUNTS = ((36, 33), (30, 30), (24, 20), (36, 17), (9, 4))
 
 
 def split_plan(
-    grid: tuple[int, int] = (6, 6), counts: Sequence[tuple[int, int]] = COUNTS, *, nested: bool = True, **options: Any
+    grid: tuple[int, ...] = (6, 6), counts: Sequence[tuple[int, int]] = COUNTS, *, nested: bool = True, **options: Any
 ) -> Plan:
     """Neighbours merged at random into means until as many groups are left as `counts` has for a half.
 
     Args:
-        grid: Rows and columns of patches.
+        grid: Rows and columns of patches, of videos with time before them.
         counts: Groups of attention and of the MLP, for each block.
         nested: A block begins with the groups of the one before, where that leaves it enough; otherwise with tokens.
         options: Fields of `Plan`.
     """
     chance = torch.Generator().manual_seed(0)
-    everything = [{token} for token in range(grid[0] * grid[1])]
+    everything = [{token} for token in range(math.prod(grid))]
     layers = {}
     groups = everything
     for block, (attention, mlp) in enumerate(counts):
-        groups = merged(groups if nested and len(groups) >= attention else everything, attention, grid[1], chance)
+        groups = merged(groups if nested and len(groups) >= attention else everything, attention, grid[-1], chance)
         layer = layer_of(groups)
-        groups = merged(groups, mlp, grid[1], chance)
+        groups = merged(groups, mlp, grid[-1], chance)
         is_split = mlp < attention
         layers[block] = LayerPlan(layer.groups, layer.centres, layer.weights, layer_of(groups) if is_split else None)
     return Plan(grid, len(counts), layers, **options)

@@ -19,7 +19,7 @@ from pmvit.runtime.blocks.halves import AttentionHalf, MlpHalf
 from pmvit.runtime.blocks.packed import Packable, can_pack
 from pmvit.runtime.optimize import optimize_for_inference
 from scripts.sweep import randomise
-from scripts.sweep_models import QUERIES, reduced_hf, reduced_torchvision
+from scripts.sweep_models import CLIP, QUERIES, SPECTROGRAM, VIDEO, reduced_hf, reduced_torchvision
 from tests.helpers import small_plan, small_vit
 from tests.runtime.split_plans import split_plan
 
@@ -33,6 +33,12 @@ SHARED = {"use_shared_relative_position_bias": True, **LABELS}
 def hf(model: str, config: str, changes: dict[str, Any]) -> Any:
     pytest.importorskip("transformers")
     return reduced_hf(model, config, changes)
+
+
+def small_naflex(name: str, **arguments: Any) -> Any:
+    model: Any = small_vit(name, **arguments)
+    model.pretrained_cfg["input_size"] = (3, 96, 96)
+    return model
 
 
 HOSTS: dict[str, Any] = {
@@ -78,11 +84,16 @@ HOSTS: dict[str, Any] = {
     "siglip": partial(hf, "SiglipVisionModel", "SiglipVisionConfig", THREE),
     "eomt": partial(hf, "EomtForUniversalSegmentation", "EomtConfig", EOMT),
     "eomt, dinov3": partial(hf, "EomtDinov3ForUniversalSegmentation", "EomtDinov3Config", EOMT),
+    "videomae": partial(hf, "VideoMAEForVideoClassification", "VideoMAEConfig", {**VIDEO, **LABELS}),
+    "vjepa2": partial(hf, "VJEPA2ForVideoClassification", "VJEPA2Config", {**CLIP, **LABELS}),
+    "ast": partial(hf, "ASTForAudioClassification", "ASTConfig", {**SPECTROGRAM, **LABELS}),
+    "naflex": partial(small_naflex, "naflexvit_base_patch16_map"),
+    "naflex rope": partial(small_naflex, "naflexvit_base_patch16_gap", rope_type="axial", class_token=True),
     "torchvision": partial(reduced_torchvision, 16),
 }
 READ_PREFIX = {"timm vit", "vit", "msn", "deit", "clip", "metaclip2", "torchvision"}
 READ_PREFIX |= {"timm vit, registers, SwiGLU", "timm vit, quick gelu", "timm vit, normalised attention"}
-READ_PREFIX |= {"timm rope mixed"}
+READ_PREFIX |= {"timm rope mixed", "ast"}
 COUNTS = ((30, 20), (24, 16), (20, 12))
 
 
@@ -154,7 +165,8 @@ def test_the_halves_of_a_block_make_the_block(name: str) -> None:
         parts = host.plain_parts(block, arguments.at_centres)
         assert parts is not None
         tokens = called["given"][0]
-        assert torch.allclose(MlpHalf(parts)(AttentionHalf(parts)(tokens)), called["output"], rtol=1e-4, atol=1e-4)
+        output = called["output"][0] if isinstance(called["output"], tuple) else called["output"]
+        assert torch.allclose(MlpHalf(parts)(AttentionHalf(parts)(tokens)), output, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -17,7 +17,7 @@ from torch import Tensor
 from pmvit.errors import PmvitError
 from pmvit.hosts.hf.hooks import in_order, outside_inference_mode
 from pmvit.hosts.hf.settings import ATTENTION, check_settings, model_class, own_settings
-from pmvit.hosts.hf.tower import PIXEL_CLASSIFIERS, WITH_LOGITS, Family, Tower, find_tower
+from pmvit.hosts.hf.tower import CLASSIFIERS, PIXEL_CLASSIFIERS, WITH_LOGITS, Family, Tower, find_tower
 from pmvit.hosts.host import AnyModule, Outputs, find_host
 from pmvit.hosts.making import (
     MadeModel,
@@ -69,12 +69,12 @@ class HuggingFaceModel(MadeModel):
         labels_pixels = any(ending in name for ending in PIXEL_CLASSIFIERS)
         return Outputs(
             gives_logits=any(ending in name for ending in WITH_LOGITS),
-            num_classes=int(config.num_labels) if WITH_LOGITS[0] in name else None,
+            num_classes=int(config.num_labels) if any(ending in name for ending in CLASSIFIERS) else None,
             pixel_classes=max(int(config.num_labels), 2) if labels_pixels else None,  # one logit tells two apart
             returns_tensor=False,
         )
 
-    def input_size(self) -> tuple[int, int, int]:
+    def input_size(self) -> tuple[int, ...]:
         """Channels, height and width: those of the configuration, or of the image processor if the model takes any."""
         size = self.tower.host.config.image_size
         height, width = size if isinstance(size, (tuple, list)) else (size, size)
@@ -180,9 +180,9 @@ def load_pretrained(name: str, arguments: dict[str, Any], needs_host: bool = Tru
     if side is not None:
         model.pretrained_cfg["input_size"] = (3, side, side)
         host = find_host(model)
-        if host is not None and (size := host.input_size())[1:] != (side, side):
+        if host is not None and (size := host.input_size())[-2:] != (side, side):
             raise PmvitError(
-                f"{name}: expected images of {size[1]} x {size[2]}, for which its position embeddings are; got "
+                f"{name}: expected images of {size[-2]} x {size[-1]}, for which its position embeddings are; got "
                 f"image_size {side}: a {type(model).__name__} of transformers is for one size"
             )
     return model.eval()

@@ -20,6 +20,7 @@ MODEL_TYPES = frozenset(
         *("clip", "clip_vision_model", "metaclip_2", "metaclip_2_vision_model", "siglip", "siglip_vision_model"),
         *("swin", "swinv2"),
         *("sam", "sam_vision_model", "sam_hq", "sam_hq_vision_model", "vitdet"),
+        *("videomae", "vjepa2", "audio-spectrogram-transformer"),
         *("dpt", "depth_anything", "prompt_depth_anything", "zoedepth", "upernet", "mask2former"),
         *("llava", "llava_next", "llava_onevision", "paligemma", "gemma3", "internvl", "idefics3", "smolvlm"),
         *("internvl_vision", "idefics3_vision", "smolvlm_vision"),

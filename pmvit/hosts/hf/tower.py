@@ -9,6 +9,7 @@ from pmvit.hosts.host import AnyModule
 from pmvit.hosts.making import IMAGENET
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+AUDIOSET = ((-4.2677393,), (2 * 4.5689974,))  # of log mel energies; they are brought to half of unit variance
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 BLOCKS = ("layers", "encoder.layers", "encoder.layer", "layer", "model.layer")
 # Heads that read nothing but the class token (and DeiT's distillation token).
@@ -21,11 +22,13 @@ READ_PREFIX = (
     "CLIPModel",
     "MetaClip2VisionModelWithProjection",
     "MetaClip2Model",
+    "ASTForAudioClassification",
 )
 # Parts of the names of classes that read or change tokens between the blocks.
 READ_BETWEEN = ("Backbone", "SemanticSegmentation", "DepthEstimation", "DPT", "Yolos", "Data2Vec")
 PIXEL_CLASSIFIERS = ("ForSemanticSegmentation", "ForUniversalSegmentation")
-WITH_LOGITS = ("ForImageClassification", *PIXEL_CLASSIFIERS, "ForObjectDetection")
+CLASSIFIERS = ("ForImageClassification", "ForVideoClassification", "ForAudioClassification")
+WITH_LOGITS = (*CLASSIFIERS, *PIXEL_CLASSIFIERS, "ForObjectDetection")
 IMAGE_TOWERS = ("CLIPModel", "SiglipModel", "MetaClip2Model")  # of two, and nothing but the last tokens are read
 TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens", "detection_tokens")
 
@@ -59,6 +62,10 @@ VITS = {  # by the class of the patch embedding
 }
 
 
+VIDEOS = {name: Family(IMAGENET) for name in ("VideoMAEEmbeddings", "VJEPA2Embeddings")}
+AUDIO = {"ASTEmbeddings": Family(AUDIOSET)}
+
+
 class Tower(NamedTuple):
     """The vision transformer in a model.
 
@@ -76,12 +83,12 @@ class Tower(NamedTuple):
 
     @property
     def family(self) -> Family:
-        return (VITS | SWINS | SAMS)[type(self.embeddings).__name__]
+        return (VITS | SWINS | SAMS | VIDEOS | AUDIO)[type(self.embeddings).__name__]
 
     @property
-    def projection(self) -> nn.Conv2d:
-        """Of patches, which are as large as its stride."""
-        return next(module for module in self.embeddings.modules() if isinstance(module, nn.Conv2d))
+    def projection(self) -> nn.Conv2d | nn.Conv3d:
+        """Of patches, which are as large as its stride, but for those of spectrograms."""
+        return next(module for module in self.embeddings.modules() if isinstance(module, (nn.Conv2d, nn.Conv3d)))
 
     @property
     def num_prefix(self) -> int:

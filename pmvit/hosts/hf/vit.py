@@ -38,7 +38,7 @@ NAMES = (
 PLAIN = {
     *("ViTLayer", "ViTMSNLayer", "ViTMAELayer", "IJepaLayer", "DeiTLayer", "BeitLayer", "PixioLayer"),
     *("Dinov2Layer", "Dinov2WithRegistersLayer", "DINOv3ViTLayer", "EomtLayer", "EomtDinov3Layer"),
-    *("CLIPEncoderLayer", "MetaClip2EncoderLayer", "SiglipEncoderLayer"),
+    *("CLIPEncoderLayer", "MetaClip2EncoderLayer", "SiglipEncoderLayer", "ASTLayer"),
 }
 MLPS = (("fc1", "activation_fn", "fc2"), ("up_proj", "act_fn", "down_proj"))
 
@@ -51,7 +51,7 @@ class HuggingFaceViT(HuggingFaceModel):
     family = "Hugging Face ViT (ViT, DeiT, BEiT, DINOv2, DINOv3, CLIP, SigLIP, MAE, YOLOS and what is built on them)"
     takes_attention_bias = True
     rotary_argument = "position_embeddings"
-    bias_arguments = ("attention_mask", "relative_position_bias", "position_bias")
+    bias_arguments: tuple[str, ...] = ("attention_mask", "relative_position_bias", "position_bias")
     families = VITS
 
     def block_names(self) -> list[str]:
@@ -70,10 +70,13 @@ class HuggingFaceViT(HuggingFaceModel):
                 f"expected a model that sees all patches, got a {type(self.model).__name__} that hides {hidden:.0%} of "
                 "them: set config.mask_ratio = 0, or load its weights as a ViTModel"
             )
-        sides = zip(self.input_size()[1:], tower.projection.stride, strict=True)
-        height, width = (side // patch for side, patch in sides)
-        layout = TokenLayout((height, width), tower.num_prefix, None, tower.has_class_token, num_suffix(self.model))
+        layout = TokenLayout(self.grid(), tower.num_prefix, None, tower.has_class_token, num_suffix(self.model))
         return [layout] * len(self.block_names())
+
+    def grid(self) -> tuple[int, ...]:
+        """How many patches there are along each axis."""
+        sides = zip(self.input_size()[1:], self.tower.projection.stride, strict=True)
+        return tuple(side // patch for side, patch in sides)
 
     def reading(self) -> Reading:
         names = self.block_names()

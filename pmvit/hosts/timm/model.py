@@ -58,7 +58,7 @@ class TimmModel(MadeModel):
     def matches(cls, model: nn.Module) -> bool:
         return isinstance(model, cls.classes)
 
-    def input_size(self) -> tuple[int, int, int]:
+    def input_size(self) -> tuple[int, ...]:
         embedding = self.encoder.patch_embed
         height, width = embedding.img_size
         return next(m.in_channels for m in embedding.modules() if isinstance(m, nn.Conv2d)), height, width

@@ -30,7 +30,7 @@ class TimmViT(TimmModel):
     key = "timm-vit"
     family = "timm plain ViT (VisionTransformer, DeiT, CLIP and SigLIP towers, hybrids, BEiT, EVA, DINOv3, ViT-RelPos)"
     takes_attention_bias = True
-    classes = (
+    classes: tuple[type[nn.Module], ...] = (
         vision_transformer.VisionTransformer,
         vision_transformer_relpos.VisionTransformerRelPos,
         beit.Beit,

@@ -171,11 +171,11 @@ def _done(saved: SavedModel) -> str:
 def _what(saved: SavedModel, costs: tuple[Flops, Flops], compared_with: str) -> list[tuple[str, str]]:
     """What was compressed, and how, in short."""
     host, (before, after) = host_of(saved.model), costs
-    channels, height, width = host.input_size()
+    size = host.input_size()
     grids = [layout.grid for layout in host.layouts()]
     said = [
         ("Model", saved.config["model"]["architecture"]),
-        ("Input", f"{height} × {width} pixels, {channels} channel{'s' if channels > 1 else ''}"),
+        ("Input", " × ".join(map(str, size)) + (" (channels × height × width)" if len(size) == 3 else "")),
         ("Blocks", f"{len(grids)}, on {sizes(grids, '×')} patches"),
         ("Multiply-accumulates", f"{before.macs / 1e9:.3f} G → {after.macs / 1e9:.3f} G"),
         ("Parameters", f"{before.parameters / 1e6:.2f} M → {after.parameters / 1e6:.2f} M"),

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def viewer_data(saved: SavedModel, pictures: list[dict[str, Any]]) -> dict[str, 
             pictures = pictures[:-1]
         return {"blocks": [], "reconstruct": saved.plan.reconstruct, "images": pictures}
     for names in (("weights", "scores"), ("weights",), ()):
-        short = [{name: block[name] for name in VIEWED} | _rounded(block, names) for block in saved.blocks]
+        short = [_viewed(block) | _rounded(block, names) for block in saved.blocks]
         if len(json_data(short)) < LARGEST_PLAN:
             break
     return {"blocks": short, "reconstruct": saved.plan.reconstruct, "images": pictures}
@@ -66,7 +67,13 @@ def chosen_blocks(saved: SavedModel, image: Tensor) -> dict[str, Any]:
     if not isinstance(saved.plan, AdaptivePlan):
         return {}
     described = describe_blocks(saved.model, image=image)
-    return {"blocks": [{name: block[name] for name in VIEWED} for block in described]}
+    return {"blocks": [_viewed(block) for block in described]}
+
+
+def _viewed(block: dict[str, Any]) -> dict[str, Any]:
+    """What the block viewer has to know of a block; of videos, one frame stands below the other."""
+    *frames, rows, columns = block["grid"]
+    return {**{name: block[name] for name in VIEWED}, "grid": [math.prod(frames) * rows, columns]}
 
 
 def _rounded(block: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pmvit.data.transforms import Preparation, color_mode
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
 from pmvit.evaluation.segmentation import classes_at
-from pmvit.evaluation.sliding import check_stride, sliding_logits
+from pmvit.evaluation.sliding import check_stride, sliding_logits, window_of
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.progress import track
@@ -75,7 +75,7 @@ def segment(
         traits.append(f"{count} classes at {height} x {width} pixels of {channels} channels")
     if traits[0] != traits[1]:
         raise PmvitError(f"expected an original with {traits[0]}, as the model has them; got one with {traits[1]}")
-    check_stride(host.input_size()[1:], stride)
+    check_stride(window_of(host), stride)
     words, made, broken = class_names(model, names), [], Broken()
     source = open_images(model, data, labels=False, split=split, first_label=first_label)
     chosen = choose_samples(source, images)
@@ -93,7 +93,7 @@ def label_pixels(
 ) -> Tensor:
     """The class of each pixel of a whole image, as (height, width), by a window that slides over it."""
     host = host_of(model)
-    config, window = host.data_config(), host.input_size()[1:]
+    config, window = host.data_config(), window_of(host)
     pixels = Preparation(config).whole(picture.convert(color_mode(config)))[None]
     with evaluation_mode(model), torch.inference_mode():
         on_device = pixels.to(next(model.parameters()).device)

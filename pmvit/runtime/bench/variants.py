@@ -1,6 +1,7 @@
 """What a benchmark lets run against each other, each made from one compressed model."""
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -112,7 +113,8 @@ def _run_mlp_on(chosen: Tensor, host: Host, block: nn.Module, matrices: TokenMat
     def spread(_: nn.Module, __: tuple[Tensor, ...], update: Tensor) -> Tensor:
         return update.new_zeros(update.shape[0], num_tokens, update.shape[2]).index_copy(1, chosen, update)
 
-    names: Any = host.part_names(block).mlp
+    first, *_, last = host.part_names(block).mlp or ()
+    names = (first, last)
     norm, mlp = (unwrapped(block.get_submodule(name)) for name in names)
     norm.register_forward_pre_hook(choose)
     mlp.register_forward_hook(spread)
@@ -188,11 +190,10 @@ def variant(name: str, model: nn.Module, target: Target) -> nn.Module:
     return VARIANTS[name](model, target).eval().requires_grad_(False)
 
 
-def in_place_plan(grid: tuple[int, int], depth: int, grids: tuple[tuple[int, int], ...] = ()) -> Plan:
+def in_place_plan(grid: tuple[int, ...], depth: int, grids: tuple[tuple[int, ...], ...] = ()) -> Plan:
     """A plan that keeps every token but hands them to the blocks in another order: everything runs, nothing changes."""
     layers = {}
-    for layer, (height, width) in enumerate(grids or (grid,) * depth):
-        count = height * width
+    for layer, count in enumerate(map(math.prod, grids or (grid,) * depth)):
         centres = torch.randperm(count, generator=torch.Generator().manual_seed(layer))
         layers[layer] = LayerPlan(tuple(torch.argsort(centres).tolist()), tuple(centres.tolist()), (1.0,) * count)
     return Plan(grid, depth, layers, grids=grids)

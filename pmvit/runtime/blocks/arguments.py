@@ -25,6 +25,7 @@ class Arguments(NamedTuple):
 
     at_centres: dict[str, Any]  # all by name, as the block itself takes it: for its groups if it is compressed
     given: frozenset[int | str]  # the places and names of what was not left empty
+    num_beside: int | None = None  # of what the host's block returns beside the tokens, if that is a tuple
 
 
 def arguments_of(host: Host) -> dict[str, Arguments]:
@@ -42,12 +43,28 @@ def arguments_of(host: Host) -> dict[str, Arguments]:
             at_centres = {**dict(zip(names, beside, strict=False)), **named}
         found[name] = Arguments(at_centres, frozenset(_given(beside, named)))
 
+    def count(name: str, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, tuple):
+            found[name] = found[name]._replace(num_beside=len(output) - 1)
+
     with ExitStack() as hooks, torch.no_grad():
         for name in host.block_names():
             block = host.model.get_submodule(name)
             hooks.enter_context(block.register_forward_pre_hook(partial(keep, name), with_kwargs=True))
+            hooks.enter_context(block.register_forward_hook(partial(count, name)))
         host.call(torch.zeros(1, *host.input_size()).to(next(host.model.parameters())))
     return found
+
+
+def answer_like_block(stage: nn.Module, num_beside: int | None) -> None:
+    """Let what stands in the place of a block return a tuple, if the block does, with nothing beside the tokens."""
+    if num_beside is not None:
+        stage.register_forward_hook(partial(_beside, num_beside))
+
+
+def _beside(count: int, _: nn.Module, __: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
+    is_whole = type(output) is tuple  # a block that was not rewritten
+    return output if is_whole else (output, *(None,) * count)
 
 
 def _given(positional: tuple[object, ...], named: Mapping[str, object]) -> list[int | str]:

@@ -19,6 +19,7 @@ from pmvit.data.opening import ImageData, as_loader
 from pmvit.errors import PmvitError
 from pmvit.files import check_writable, make_shared
 from pmvit.hosts import host_of
+from pmvit.hosts.making import channels_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import as_module, check_size, logits_of
 from pmvit.runtime.export.int8 import WAYS
@@ -241,9 +242,16 @@ def prepared_images(model: nn.Module, images: ImageData | None, count: int) -> T
     return found.float().cpu()
 
 
-def built_in_images(size: tuple[int, int, int], count: int) -> Tensor:
-    """Pictures that come with the package, resized; of about unit variance, as prepared images are."""
+def built_in_images(size: tuple[int, ...], count: int) -> Tensor:
+    """Pictures that come with the package, resized; of about unit variance, as prepared images are.
+
+    The shape of an example ends with height and width: each frame of a video is a picture of its own, and one stands
+    for a spectrogram.
+    """
     from pmvit.data.demo import MEAN, STD, demo_images
 
-    pictures = (demo_images("test", count)[0][:, None].float() / 255 - MEAN) / STD
-    return F.interpolate(pictures, size[1:], mode="bilinear").expand(-1, size[0], -1, -1).contiguous()
+    frames, drawn = math.prod(size[:-3]), demo_images("test")[0]
+    drawn = drawn[: count * frames] if frames == 1 else drawn[torch.arange(count * frames) % len(drawn)]
+    pictures = (drawn[:, None].float() / 255 - MEAN) / STD
+    resized = F.interpolate(pictures, size[-2:], mode="bilinear").expand(-1, channels_of(size), -1, -1)
+    return resized.reshape(-1, *size).contiguous()
