@@ -308,13 +308,6 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
     return {name: known for name, value in named if (known := first.setdefault(id(value), name)) != name}
 
 
-def tied_parameters(model: nn.Module) -> dict[str, str]:
-    """Further names of parameters that have several, as the head of a language model, with the first name of each."""
-    first: dict[int, str] = {}
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: known for name, value in named if (known := first.setdefault(id(value), name)) != name}
-
-
 def load_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str, *, assign: bool = False) -> None:
     """Give a model its weights; every name and shape has to fit. With `assign` each keeps the type it was saved in.
 
