@@ -63,7 +63,7 @@ def compressed(host: str = "v1", learn: Any = "group", depths: Any = (2, 2), **o
     return model, pmvit.compress(model, made, learn=learn)
 
 
-def grids_of(model: nn.Module) -> tuple[tuple[int, int], ...]:
+def grids_of(model: nn.Module) -> tuple[tuple[int, ...], ...]:
     return tuple(layout.grid for layout in host_of(model).layouts())
 
 

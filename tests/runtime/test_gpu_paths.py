@@ -129,7 +129,7 @@ def test_a_compiled_model_is_one_graph(name: str, optimised: Any) -> None:
     model = MODELS[name]()
     if optimised is not None:
         model = pmvit.optimize_for_inference(model, target=optimised, pack=False)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.inference_mode():
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
         assert torch.allclose(compiled(images(2)), model(images(2)), atol=1e-5)

@@ -40,7 +40,7 @@ class PlacedAttention(nn.Module):
     columns: Tensor
 
     def __init__(
-        self, attention: AnyModule, grid: tuple[int, int], centres: Tensor, log_sizes: Tensor | None = None
+        self, attention: AnyModule, grid: tuple[int, ...], centres: Tensor, log_sizes: Tensor | None = None
     ) -> None:
         super().__init__()
         self.attention = attention
