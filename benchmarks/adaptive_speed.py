@@ -69,7 +69,8 @@ def markdown(rows: list[Row], environment: dict[str, Any]) -> str:
         f"{environment['threads']} CPU threads, {SHARE} of the FLOPs of the blocks. Times as fast as the original in "
         "the same runtime, medians of paired rounds with 95 % bootstrap intervals; all variants of a line took turns "
         "in one run. *Bound* is the equal-token bound: the original's blocks on as many tokens, sliced away, nothing "
-        "compared and nothing merged. *Optimised* is what export writes. ToMe has the r that comes nearest in FLOPs.",
+        "compared and nothing merged. *Optimised* is what export writes. ToMe has the r that comes nearest in FLOPs. "
+        "Measured before each token looked for its partner in one round, which takes about half of the operations.",
         "",
         "| model | runtime | batch | FLOPs | compressed | optimised | bound | optimised / bound | ToMe |",
         "|---|---|---|---|---|---|---|---|---|",

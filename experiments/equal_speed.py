@@ -102,7 +102,9 @@ def markdown(rows: list[Row]) -> str:
         "runtime, measured in turns on two CPU threads; what is lost lies on straight lines between four budgets, of "
         "which the fastest may be slower than a speed: then there is no number. Ours are as `optimize_for_inference` "
         "leaves them, as in an export; ToMe is as its authors run it, for the passes know nothing of it. On "
-        f"{IMAGES:,} images of ImageNet's validation set, in brackets 95 % intervals from resampling them.",
+        f"{IMAGES:,} images of ImageNet's validation set, in brackets 95 % intervals from resampling them. Speeds of "
+        "adaptive plans are of before each token looked for its partner in one round, which takes about half of the "
+        "operations.",
         f"![Points lost over speed]({NAME}.png)",
     ]
     for model in MODELS:
