@@ -108,7 +108,7 @@ def test_a_pass_stays_on_its_device(name: str, optimised: Any) -> None:
                 assert model(torch.empty(batch, 3, *size, device="meta")).shape == (batch, 7)
             assert counted.count > 50
             assert bool(counted.ranked) == name.startswith("adaptive")
-            assert max(counted.ranked, default=0) <= 36  # TensorRT takes 3,840
+            assert max(counted.ranked, default=0) <= 37  # of all tokens; TensorRT takes 3,840
 
 
 def test_tokens_come_in_eights() -> None:
