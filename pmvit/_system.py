@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,21 +67,27 @@ def this_process() -> tuple[int, int]:
 
 
 _everybody: list[tuple[str, int]] = []  # where the processes run: by rank, the machine and the number it has there
+_advice: list[Callable[[], str]] = []  # what to do where one of them ends: the newest
 
 
-def meet_processes() -> None:
-    """Let all processes know where the others run, so that `lost_processes` can say which of them have ended."""
-    if this_process()[1] > 1 and not _everybody:
+def meet_processes(advice: Callable[[], str]) -> None:
+    """Let all processes know where the others run, so that `lost_processes` can say which of them have ended.
+
+    Args:
+        advice: Says what to do then.
+    """
+    if this_process()[1] > 1:
         from accelerate.utils import gather_object
 
+        _advice[:] = [advice]
         _everybody[:] = gather_object([(platform.node(), os.getpid())])
 
 
 def lost_processes(patience: float = 3.0) -> str | None:
-    """Which of the processes beside this one have ended, in words for the start of an error; `None` if none has.
+    """Which of the processes beside this one have ended, and what to do then, in one line; `None` if none has.
 
     Where one ends, others learn of it from a collective that fails, with words about sockets, or from their launcher,
-    which ends them, too. That may be a little earlier than the end of the process can be seen.
+    which ends them, too: whichever is first. That may be a little earlier than the end of the process can be seen.
     """
     import psutil
 
@@ -97,7 +104,7 @@ def lost_processes(patience: float = 3.0) -> str | None:
                 ended += [] if is_there else [str(rank)]
         if ended:
             said = f"rank {' and '.join(ended)} of {len(_everybody)} ended before the work was done"
-            return f"{said} (without a message of its own it was killed, often for want of memory)"
+            return f"{said} (without a message of its own it was killed, often for want of memory); {_advice[0]()}"
         if time.monotonic() > until:
             break
         time.sleep(0.1)

@@ -91,7 +91,7 @@ def _fail_beside_others(patience: float = 3.0, code: int = 1) -> None:
         from pmvit._system import lost_processes
 
         if (lost := lost_processes(patience)) is not None:
-            fail(f"{lost}. Launch the same command again, `finetune` with --resume: it goes on where it was", code)
+            fail(lost, code)
 
 
 def _said(error: Exception) -> str:

@@ -30,7 +30,7 @@ def join_processes(device: str) -> tuple[str, bool]:
     from pmvit._system import meet_processes
 
     state = PartialState(cpu=device == "cpu")
-    meet_processes()
+    meet_processes(lambda: "launch the same command again, `finetune` with --resume: it goes on where it was")
     atexit.register(state.destroy_process_group)
     console.is_quiet = state.process_index > 0
     return str(state.device), state.process_index == 0

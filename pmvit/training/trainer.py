@@ -111,7 +111,7 @@ class Trainer:
         self.total_steps = config.epochs * self.steps_per_epoch
         self.learner = Learner(model, teacher, config, accelerator, self.steps_per_epoch)
         self._signals = StopSignals()
-        meet_processes()
+        meet_processes(self._how_to_go_on)
 
     def run(self, validation: Any, progress: bool) -> Finetuned:
         """All steps, or those that are left after the last checkpoint of the folder; a trainer runs once."""
@@ -127,8 +127,7 @@ class Trainer:
         except RuntimeError as error:
             if (lost := lost_processes()) is None:
                 raise
-            how = f" with --resume {self.folder}, `calibrate` and `run` as before" if self.folder is not None else ""
-            raise PmvitError(f"{lost}; {self._kept()}. Launch the same command again{how}") from error
+            raise PmvitError(lost) from error
         finally:
             self.data.close()
             self.learner.close()
@@ -299,6 +298,10 @@ class Trainer:
         """What there is to go on from, to end an error with."""
         steps = self.checkpoints.steps() if self.folder is not None else []
         return f"the last checkpoint, {self.checkpoints.path(steps[-1])}, is whole" if steps else "no checkpoint yet"
+
+    def _how_to_go_on(self) -> str:
+        how = f" with --resume {self.folder}, `calibrate` and `run` as before" if self.folder is not None else ""
+        return f"{self._kept()}. Launch the same command again{how}"
 
     def _could_not(self, what: str, error: Exception) -> str:
         return f"could not write {what} ({error}); {self._kept()}. Make room in {self.folder}, then resume"

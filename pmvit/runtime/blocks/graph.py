@@ -44,11 +44,11 @@ class PartialBlock(TokensAlone):
         self.check(tokens, positional, named)
         width = tokens.shape[-1]
         rows = tokens.reshape(-1, width)
-        if self.attention is not None:
-            normed = self.norm1(rows)
-            if self.num_outputs < self.num_tokens:
-                rows = tokens[:, : self.num_outputs].reshape(-1, width)
-            rows = rows + self.attention(normed, image_bias, image_turn)
+        if self.attention is not None and self.num_outputs < self.num_tokens:
+            normed = self.norm1(tokens)  # not of rows, which OpenVINO in eight bits cannot turn into tokens again
+            rows = tokens[:, : self.num_outputs].reshape(-1, width) + self.attention(normed, image_bias, image_turn)
+        elif self.attention is not None:
+            rows = rows + self.attention(self.norm1(rows), image_bias, image_turn)
         if self.mlp is not None:
             rows = rows + self.mlp(self.norm2(rows))
         return rows.view(-1, self.num_outputs, width)
@@ -84,7 +84,8 @@ class SplitAttention(nn.Module):
         asking = normed
         if self.num_outputs < self.num_tokens:
             width = normed.shape[-1]
-            asking = normed.view(-1, self.num_tokens, width)[:, : self.num_outputs].reshape(-1, width)
+            asking = normed[:, : self.num_outputs].reshape(-1, width)
+            normed = normed.reshape(-1, width)
         query, key, value = (
             layer(read).view(-1, count, *self.heads).transpose(1, 2)
             for layer, read, count in (
@@ -122,7 +123,7 @@ class FewQueries(nn.Module):
 
     def __init__(self, parts: PlainParts, num_tokens: int, num_outputs: int) -> None:
         super().__init__()
-        self.num_tokens, self.num_outputs = num_tokens, num_outputs
+        self.num_outputs = num_outputs
         self.query, key, self.value, self.output = split_projections(parts)
         self.key = linear(key.weight.T, None)
         num_heads, size = parts.heads
@@ -140,9 +141,8 @@ class FewQueries(nn.Module):
         is_linear = not norms_heads(parts) and parts.rotary is None and parts.attention_norm is None
         return is_linear and asking * (width + num_tokens) <= num_tokens * width / 2
 
-    def forward(self, normed: Tensor, image_bias: Tensor | None = None, _: Tables | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, image_bias: Tensor | None = None, _: Tables | None = None) -> Tensor:
         bias = sum_of(self.bias, None if image_bias is None else self._of_queries(image_bias))
-        tokens = normed.view(-1, self.num_tokens, normed.shape[-1])
         query = self.query(tokens[:, : self.num_outputs])
         asking = self.key((query[:, None] * self.mask).flatten(1, 2))
         scores = asking @ tokens.transpose(1, 2)
