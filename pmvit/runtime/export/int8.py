@@ -2,9 +2,9 @@
 
 Weights are quantised by output channel, activations as a whole. Of the weights' eight bits seven are used: processors
 without instructions for eight bits (VNNI, AMX) add two products of a weight and an activation in sixteen bits, which
-overflow otherwise, so that a file would give something else there than where it was compared. Products without weights stay in float: those of
-attention, and those that merge tokens, of which all that follows is made. So does what a plan that adapts to the image
-compares tokens by: there, a little noise chooses other tokens.
+overflow otherwise, so that a file would give something else there than where it was compared. Products without weights
+stay in float: those of attention, and those that merge tokens, of which all that follows is made. So does what a plan
+that adapts to the image compares tokens by: there, a little noise chooses other tokens.
 """
 
 from collections.abc import Callable, Iterable, Sequence
