@@ -27,10 +27,23 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, gelu: Gelu | None 
 
 
 def packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, gelu: Gelu | None = None) -> Tensor:
-    """The same with packed weights."""
+    """The same with packed weights; a graph of torch.jit, which cannot hold them, gets dense ones."""
+    if torch._C._is_tracing():
+        return linear(rows, untraced_dense(weight), bias, gelu)
     after = "none" if gelu is None else "gelu"
     result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, after, [], gelu or "")
     return result
+
+
+def untraced_dense(weight: Tensor) -> Tensor:
+    """Packed weights as they were before they were packed, a constant of the graph that is being traced."""
+    tracer: Any = torch._C  # whose types leave this out
+    state = tracer._get_tracing_state()
+    tracer._set_tracing_state(None)
+    try:
+        return weight.to_dense()
+    finally:
+        tracer._set_tracing_state(state)
 
 
 def can_pack(weight: Tensor) -> bool:
