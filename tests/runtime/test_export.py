@@ -75,8 +75,9 @@ def test_other_models_export_too(kind: str, tmp_path: Path) -> None:
 def test_compile_has_no_graph_break() -> None:
     small = pmvit.compress(small_vit(), small_plan(small_vit()))
     images = torch.randn(2, 3, 96, 96)
+    wanted: tuple[dict[str, Any], ...] = ({"pack": False}, {"pack": True}, {"target": "graph"})
     with torch.inference_mode():
-        for model in (small, pmvit.optimize_for_inference(small), pmvit.optimize_for_inference(small, target="graph")):
+        for model in (small, *(pmvit.optimize_for_inference(small, **options) for options in wanted)):
             compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
             assert torch.allclose(compiled(images), small(images), rtol=0, atol=1e-4)
 

@@ -28,7 +28,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, gelu: Gelu | None 
 
 def packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, gelu: Gelu | None = None) -> Tensor:
     """The same with packed weights; a graph of torch.jit, which cannot hold them, gets dense ones."""
-    if torch._C._is_tracing():
+    if not torch.compiler.is_compiling() and torch._C._is_tracing():
         return linear(rows, untraced_dense(weight), bias, gelu)
     after = "none" if gelu is None else "gelu"
     result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, after, [], gelu or "")
