@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.data.loaders import create_loader
 from pmvit.data.sources import open_source
-from pmvit.evaluation.classification import measure
+from pmvit.evaluation.classification import evaluate_all, measure
 from pmvit.hosts import host_of
 
 
@@ -81,17 +81,17 @@ def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: pmvit.Scor
     config = host_of(deit_tiny).data_config()
     loader = create_loader(open_source(data / "imagenet/val", 1000), config, batch_size=50, workers=0, shuffle=True)
     batches: list[tuple[Tensor, Tensor]] = [batch for batch, _ in zip(loader, range(2), strict=False)]
-    original = pmvit.evaluate(copy.deepcopy(deit_tiny), batches, progress=False)
-    assert original.top1 is not None
-    assert original.top5 is not None
-    assert 0.60 < original.top1 < 0.80
-    assert original.top5 > 0.85
     by_score = pmvit.compress(deit_tiny, pmvit.plan(deit_scores, keep=0.7))
     at_random = pmvit.compress(
         deit_tiny, pmvit.plan(pmvit.measure(deit_tiny, [], method="scored", scorer="random"), keep=0.7)
     )
-    scored = pmvit.evaluate(by_score, batches, reference=deit_tiny, progress=False)
-    random = pmvit.evaluate(at_random, batches, reference=deit_tiny, progress=False)
+    original, scored, random = evaluate_all(
+        [copy.deepcopy(deit_tiny), by_score, at_random], batches, reference=deit_tiny, progress=False
+    )
+    assert original.top1 is not None
+    assert original.top5 is not None
+    assert 0.60 < original.top1 < 0.80
+    assert original.top5 > 0.85
     assert scored.agreement is not None
     assert random.agreement is not None
     assert scored.agreement > random.agreement

@@ -30,12 +30,12 @@ def structure(model: nn.Module) -> tuple[Any, ...]:
     return (*modules, *((name, *value.shape) for name, value in model.state_dict().items()))
 
 
-def test_every_eighth_architecture_of_the_families(capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m scripts.sweep` tries all; here every eighth, and of those that are the same at reduced size, one."""
+def test_every_sixteenth_architecture_of_the_families(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m scripts.sweep` tries all; here every sixteenth, one of those that are the same at reduced size."""
     different: dict[tuple[Any, ...], Candidate] = {}
     everything = timm_models()
     assert len(everything) > 250
-    candidates = everything[::8]
+    candidates = everything[::16]
     for candidate in candidates:
         model = candidate.make()
         different.setdefault(structure(model), candidate._replace(make=partial(identity, model)))
@@ -44,7 +44,7 @@ def test_every_eighth_architecture_of_the_families(capsys: pytest.CaptureFixture
     with capsys.disabled():
         print(f"\n{len(candidates)} timm architectures, {len(different)} different, {len(failures)} fail")
     assert not failures
-    assert len(different) > 15
+    assert len(different) > 10
 
 
 def identity(model: nn.Module) -> nn.Module:

@@ -59,9 +59,9 @@ def test_corrected_biases_give_back_the_mean_of_every_block(small_batches: Batch
 def test_biases_bring_a_plan_nearer_whose_last_mlp_sees_no_patch() -> None:
     """Measured plans leave garbage where nobody looks; it must not count."""
     model = demo_model()
-    merge_costs = pmvit.measure(model, demo_loader("train", 64, 128), method="measured", progress=False)
+    merge_costs = pmvit.measure(model, demo_loader("train", 32, 32), method="measured", progress=False)
     small = pmvit.compress(model, pmvit.plan(merge_costs, flops_share=0.5))
-    test = demo_loader("test", 200, 400)
+    test = demo_loader("test", 200, 200)
     before = pmvit.evaluate(small, test, reference=model, progress=False)
     correct_biases(small, model, next(iter(demo_loader("train", 128, 128)))[0])
     after = pmvit.evaluate(small, test, reference=model, progress=False)
