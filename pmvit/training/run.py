@@ -159,7 +159,7 @@ def calibrate(
         model: What `compress` returned.
         data: Images without labels (labels are not read), as `finetune` takes them.
         val: Images to compare with the original on after every epoch, likewise.
-        distill: Whether to go on after the biases.
+        distill: Whether the model also learns from its original after the biases are corrected.
         epoch_images: Images per epoch at most.
         options: What differs from the preset: fields of `FinetuneConfig`.
     """
