@@ -80,8 +80,3 @@ class OfGroups(nn.Module):
         """What is added to attention scores, (batch or 1, 1, 1, groups), if anything; the tensor as in `groups`."""
         _, log_sizes = self.groups(tensor)
         return None if log_sizes is None else add_log_sizes(None, log_sizes.to(tensor))
-
-    def at_centres(self, bias: Tensor) -> Tensor:
-        """A bias or mask between the group centres only."""
-        centres, _ = self.groups(bias)
-        return bias if centres is None else bias_at_centres(bias, centres.to(bias.device))  # it may be no submodule

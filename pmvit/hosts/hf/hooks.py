@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
-from pmvit.hosts.groups import OfGroups
+from pmvit.hosts.groups import OfGroups, bias_at_centres
 from pmvit.hosts.hf.tower import Tower
 from pmvit.hosts.host import AnyModule
 from pmvit.hosts.modes import changed
@@ -129,7 +129,9 @@ class BiasAtCentres(OfGroups):
 
     def forward(self, window_size: Any, interpolate_pos_encoding: bool = False, dim_size: int | None = None) -> Tensor:
         """As the host calls it, which gives the number of groups as `dim_size`."""
-        return self.at_centres(self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens))
+        bias: Tensor = self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens)
+        centres, _ = self.groups(bias)
+        return bias if centres is None else bias_at_centres(bias, centres)
 
 
 def takes_tokens_alone(block: nn.Module) -> bool:

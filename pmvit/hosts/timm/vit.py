@@ -10,7 +10,7 @@ from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
 from pmvit.adaptive import AdaptiveBlock
-from pmvit.hosts.groups import OfGroups, add_log_sizes
+from pmvit.hosts.groups import OfGroups, add_log_sizes, bias_at_centres
 from pmvit.hosts.host import AnyModule, HostChange, Outputs, PartNames, Reading, TokenLayout, register
 from pmvit.hosts.modes import changed
 from pmvit.hosts.parts import PlainParts
@@ -19,6 +19,7 @@ from pmvit.hosts.timm.parts import PLAIN, parts_of
 from pmvit.prune_merge import PruneMerge
 
 # A traced model does not know yet whether it will be given a mask.
+torch.fx.wrap("bias_at_centres")
 torch.fx.wrap("add_log_sizes")
 
 
@@ -123,11 +124,13 @@ class TableAtCentres(OfGroups):
 
     def get_bias(self) -> Tensor:
         """The bias as timm's attention adds it: (batch or 1, heads, groups, groups)."""
-        return self.at_centres(self.full())
+        bias = self.full()
+        centres, _ = self.groups(bias)
+        return bias if centres is None else bias_at_centres(bias, centres.to(bias.device))  # it is no submodule
 
 
 class BiasAtCentres(OfGroups):
-    """The relative position bias of a block (ViT-RelPos), between the group centres only."""
+    """The relative position bias of a block, between the group centres only."""
 
     def __init__(self, full: AnyModule, wrapper: PruneMerge | AdaptiveBlock) -> None:
         super().__init__(wrapper)
@@ -135,9 +138,9 @@ class BiasAtCentres(OfGroups):
 
     def get_bias(self) -> Tensor:
         """The bias as timm's attention adds it: (batch or 1, heads, groups, groups)."""
-        bias = self.full.get_bias()
-        _, log_sizes = self.groups(bias)
-        bias = self.at_centres(bias)
+        bias: Tensor = self.full.get_bias()
+        centres, log_sizes = self.groups(bias)
+        bias = bias if centres is None else bias_at_centres(bias, centres)
         return bias if log_sizes is None else add_log_sizes(bias, log_sizes)
 
     def forward(self, attention: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
