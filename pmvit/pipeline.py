@@ -222,9 +222,10 @@ def _method_of(folder: Path) -> Measurement | None:
 def run_record(folder: Path) -> dict[str, Any]:
     """The record of the run that a folder is for."""
     document = read_document(folder / RUN_FILE, FORMAT, VERSION)
-    names = ("format", "version", "model", "train", "val", "measure", "score", "plan", "finetune", "learn")
+    options = ("measure", "score", "plan", "finetune", "speed")
+    names = ("format", "version", "model", "train", "val", "learn", *options)
     check_fields(document, (), str(folder / RUN_FILE), optional=names)
-    for name in document.keys() & {"measure", "score", "plan", "finetune"}:
+    for name in document.keys() & set(options):
         typed(dict[str, Any], document[name], f"{folder / RUN_FILE}: {name}")
     return document
 
@@ -240,7 +241,7 @@ def _claim(folder: Path, what: dict[str, Any], is_main: bool) -> None:
     document["plan"] = {field.name: field.default for field in fields(PlanConfig)} | document.get("plan", {})
     if "speed" in what:  # which was always the same, once
         document.setdefault("speed", asdict(SpeedConfig(batch=16)))
-    check_fields(document, ("format", "version", *what), str(path))
+    check_fields(document, ("format", "version", *what), str(path), optional=("speed",))
     for name, here in json.loads(json.dumps(what)).items():
         there = document[name]
         if here != there and name == "finetune":

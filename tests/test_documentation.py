@@ -93,13 +93,35 @@ def test_the_clip_example_runs_without_a_network(
     example = ROOT / "examples" / "clip_image_tower.py"
     monkeypatch.setattr("sys.argv", [str(example), "--random", "--images", "64", "-o", str(tmp_path / "small")])
     runpy.run_path(str(example), run_name="__main__")
-    found = re.search(r"mean ([0-9.]+), lowest ([0-9.]+), (\d+) images", capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert re.findall("image tower: .*", shown)[0] in (ROOT / "docs/huggingface.md").read_text("utf-8")
+    found = re.search(r"mean ([0-9.]+), lowest ([0-9.]+), (\d+) images", shown)
     assert found is not None
     mean, lowest, count = (float(number) for number in found.groups())
     assert 0.9 < mean < 1
     assert lowest <= mean
     assert count == 32
     assert type(pmvit.load(tmp_path / "small")).__name__ == "CLIPModel"
+
+
+@pytest.mark.parametrize("page", ["huggingface", "swin"])
+def test_pages_that_run_as_they_stand_show_what_they_print(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    ((code, shown),) = re.findall(r"^```python\n(.*?)^```\n\n^```text\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    exec(code, {})  # noqa: S102  # the very text that users are shown
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in shown.splitlines() if line not in (*printed, "...")] == []
+
+
+def test_a_command_shows_the_same_output_on_every_page() -> None:
+    outputs: dict[str, set[str]] = {}
+    for path in (ROOT / "docs").glob("*.md"):
+        for block in re.findall(r"^```console\n(.*?)^```", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE):
+            command, _, output = block.partition("\n")
+            outputs.setdefault(re.sub(r"--data \S+(@test|/test|\.tar'?)", "--data TEST", command), set()).add(output)
+    assert [command for command, shown in outputs.items() if len(shown) > 1] == []
+    assert len(outputs) < sum(path.read_text("utf-8").count("```console") for path in (ROOT / "docs").glob("*.md"))
 
 
 def test_the_hub_example_runs_with_a_hub_on_this_machine(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def compare(
         read = asdict(opt.ReadingOptions(**reading))
         evidence["images"] = open_loader(network, measure_data, shuffle=True, **read)
     if names is None and (missing := [name for name, found in evidence.items() if found is None]):
-        console.warn(f"what needs {', '.join(missing)} is left out: give --measure-data")
+        why = "give --measure-data" if measure_data is None else f"a {type(network).__name__} has none"
+        console.warn(f"what needs {', '.join(missing)} is left out: {why}")
     result = pmvit.compare(
         network,
         open_images(network, data, reading, limit),

@@ -145,11 +145,12 @@ def visualize(
     """Draw what each block keeps, merges and prunes of images, where it looks (Grad-CAM), and maps of its plan."""
     import pmvit
     from pmvit.pipeline import measured_file
+    from pmvit.reporting.blocks import planned
 
-    beside = measured_file(model, ScoreConfig())
+    network, beside = pmvit.load(model, device=device), measured_file(model, ScoreConfig())
     found = scores or (beside if beside.is_file() else None)
     made = pmvit.visualize(
-        pmvit.load(model, device=device),
+        network,
         data,
         output,
         what=cast("list[What]", what.split(",")),
@@ -162,7 +163,7 @@ def visualize(
     )
     for path in (*made.maps, *(path for paths in made.images.values() for path in paths)):
         console.print(str(path), soft_wrap=True)
-    if made.maps and found is None:
+    if made.maps and found is None and "scores" in planned(network).made_by:
         console.warn("no scores lie with the model: pass --scores to have their maps")
     warn_of(made.broken)
     return {"maps": made.maps, "images": made.images, "broken_files": made.broken}

@@ -159,7 +159,7 @@ def finetune(
 
 def _print_tuned(best: "AnyEvaluation | None", epoch: int, epochs: int) -> None:
     if best is None:
-        console.print(f"{epochs} epochs done; no images to validate on were given")
+        console.print(f"{epochs} epoch{'' if epochs == 1 else 's'} done; no images to validate on were given")
     else:
         console.print(f"best after epoch {epoch} of {epochs}: {best.headline} on {best.images} images")
 

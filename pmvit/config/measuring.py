@@ -82,8 +82,8 @@ class MergeCostConfig:
         parts: Whether attention and MLP of a block have groups of their own (split), where the model's blocks allow it,
             or the same (whole).
         groups: Whether groups are of neighbours in the grid, beside or above each other, or of any tokens.
-        mirror: Let an image and its mirror image count alike. As in most photographs: twice the evidence for no more
-            passes. Spectrograms have none.
+        mirror: Let an image and its mirror image count alike. For photographs that is as good as twice the images, at
+            no cost; spectrograms, which have no left and right, are never mirrored.
         nested: Let what is merged in a block stay merged in those after it. Such plans keep more of the model, and
             running them costs less, because what tells merged tokens apart is never needed again.
         early: By how much the costs of the first block are raised; those of later blocks less and less. Costs are

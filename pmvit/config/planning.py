@@ -62,17 +62,17 @@ class PlanConfig:
     from merge costs is global, merges and never prunes, and takes plain means. `least_step` is for nested merge costs.
 
     Attributes:
-        keep: Share of the patch tokens that are kept (the paper's r). Of a block on average, where blocks have
-            different numbers of them.
+        keep: Share of the patch tokens that are kept (the paper's r). Where blocks keep different numbers of them, this
+            is the mean over the blocks.
         prune: Share of the patch tokens that are pruned (the paper's PM-threshold tau); the rest are merged. If not
             given, 0.1 or what `keep` leaves.
         gflops: Billions of multiply-accumulates the compressed model may cost, instead of keep. Merge and reconstruct
             in group form are included.
         flops_share: The same as a share of the original model's.
-        speedup: How many times faster than the original the model has to be, measured where it will run. Of all plans
-            that are, the one that keeps most.
+        speedup: How many times faster than the original the model has to be, measured where it will run. Of the plans
+            that are fast enough, the one that keeps most tokens is taken.
         max_drop: Points that may be lost on validation images: of top-1 (mIoU) if they have labels, else of agreement
-            with the original. Of all plans that lose no more, the fastest.
+            with the original. Of the plans that lose no more, the fastest is taken.
         scope: Whether tokens of all layers are ranked together (global, Algorithm 2) or those of each layer (local).
         normalize_layers: Divide the scores of a layer by their L2 norm before they are ranked.
         layer_decay: Multiply the scores of layer l by 1 - layer_decay * l before they are ranked. By no less than 0.1.

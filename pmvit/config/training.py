@@ -72,7 +72,7 @@ class FinetuneConfig:
         warmup_epochs: Epochs in which the learning rate rises from a hundredth of `lr`.
         scheduler: One of timm's schedulers that follow the step alone.
         weight_decay: On weights of two and more dimensions; never on biases, norms, M and R.
-        clip: Largest norm of the gradient; 0 for any.
+        clip: Largest norm of the gradient; 0 for no limit.
         ema: Decay of the moving average of the weights, which is then what is evaluated and saved; 0 for none.
         alpha: Weight of the divergence from the teacher (Eq. 11); 0 for none.
         temperature: Of both distributions in that divergence, which is multiplied by its square.

@@ -107,7 +107,13 @@ def evaluate_all(
     """`evaluate` several models on the same images, which are read once and shown to the reference once."""
     compared_with, name = named(reference)
     loader = evaluation_loader(models[0], data)
-    return [summarize(found, name) for found in measure_each_image(models, loader, compared_with, progress)]
+    found = [summarize(each, name) for each in measure_each_image(models, loader, compared_with, progress)]
+    if any(one.quality is None for one in found):
+        raise PmvitError(
+            "expected images with labels, or the original as reference= to compare with; got images alone: at the "
+            "command line, labels are one folder a class, and a compressed model finds its original"
+        )
+    return found
 
 
 def measure_each_image(

@@ -75,3 +75,8 @@ class OfGroups(nn.Module):
             return self.centres, self.log_sizes
         found = self.channel.groups(tensor)
         return (None, None) if found is None else (found.centres, found.log_sizes)
+
+    def bias_of_sizes(self, tensor: Tensor) -> Tensor | None:
+        """What is added to attention scores, (batch or 1, 1, 1, groups), if anything; the tensor as in `groups`."""
+        _, log_sizes = self.groups(tensor)
+        return None if log_sizes is None else add_log_sizes(None, log_sizes.to(tensor))

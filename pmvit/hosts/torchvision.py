@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmvit.adaptive import AdaptiveBlock
-from pmvit.hosts.groups import OfGroups, add_log_sizes
+from pmvit.hosts.groups import OfGroups
 from pmvit.hosts.host import AnyModule, HostChange, PartNames, Reading, TokenLayout, register
 from pmvit.hosts.making import IMAGENET, MadeModel
 from pmvit.hosts.modes import changed
@@ -79,7 +79,7 @@ class TorchvisionViT(TorchvisionModel):
     def plain_parts(self, block: AnyModule, arguments: dict[str, Any]) -> PlainParts | None:
         attention, bias = block.self_attention, None
         if isinstance(attention, BiasedAttention):
-            bias, attention = attention.bias(attention.attention.in_proj_bias), attention.attention
+            bias, attention = attention.bias_of_sizes(attention.attention.in_proj_bias), attention.attention
         kinds = [type(layer) for layer in unwrapped(block.mlp).children()]
         if type(block).__name__ != "EncoderBlock" or kinds != [nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout]:
             return None
@@ -136,13 +136,8 @@ class BiasedAttention(OfGroups):
         super().__init__(wrapper)
         self.attention = attention
 
-    def bias(self, tensor: Tensor) -> Tensor | None:
-        """What is added to the scores, (batch or 1, 1, 1, groups); the tensor as in `groups`."""
-        _, log_sizes = self.groups(tensor)
-        return None if log_sizes is None else add_log_sizes(None, log_sizes)
-
     def forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False) -> tuple[Tensor, None]:
-        return attend(self.attention, self.bias(query), query)
+        return attend(self.attention, self.bias_of_sizes(query), query)
 
 
 @register

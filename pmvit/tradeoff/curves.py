@@ -185,7 +185,7 @@ def curve(
         chosen = min(fit, key=lambda point: point.drop.value, default=None)
     else:
         limit = MAX_DROP if max_drop is None else max_drop
-        told = f"at most {limit:g} points lost"
+        told = f"at most {limit:g} point{'' if limit == 1 else 's'} lost"
         fit = [point for point in points[1:] if point.drop.value <= limit]
         chosen = max(fit, key=lambda point: point.speedup.value, default=None)
     rows = [replace(point, is_chosen=point is chosen) for point in points]

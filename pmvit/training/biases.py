@@ -7,8 +7,7 @@ with which the mean of its output is that of the original's block, and the next 
 last block only those tokens count that the head reads.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import evaluation_mode
 from pmvit.hosts.outputs import predict
+from pmvit.training.loss import tapped_tokens
 
 PREFIX_SHARE = 0.1  # of the mean over tokens, for class and other prefix tokens: few, but what is read in the end
 TRIED = 3  # biases of a block, last first
@@ -63,7 +63,10 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
             return (now.view_as(output[0]), *output[1:]) if isinstance(output, tuple) else now.view_as(output)
         return None
 
-    with _block_hooks(model, correct):
+    with ExitStack() as hooks, evaluation_mode(model):
+        for number, name in enumerate(host.block_names()):
+            block = model.get_submodule(name)
+            hooks.enter_context(block.register_forward_hook(partial(correct, number), with_kwargs=True))
         predict(model, images)
     return corrected
 
@@ -71,24 +74,12 @@ def correct_biases(model: nn.Module, teacher: nn.Module, images: Tensor) -> int:
 def _block_means(teacher: nn.Module, images: Tensor) -> list[Tensor]:
     """The mean output tokens of every block over the images, (tokens, width) each."""
     sums: dict[int, Any] = {}
-
-    def add(number: int, _block: nn.Module, _arguments: Any, _options: Any, output: Any) -> None:
-        sums[number] = sums.get(number, 0) + _tokens(output).sum(0)
-
-    with _block_hooks(teacher, add):
+    with tapped_tokens(teacher) as outputs, evaluation_mode(teacher):
         for part in images.split(32):
             predict(teacher, part)
+            for number, output in outputs.items():
+                sums[number] = sums.get(number, 0) + _tokens(output).sum(0)
     return [sums[number] / len(images) for number in sorted(sums)]
-
-
-@contextmanager
-def _block_hooks(model: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    """Call `hook(number, block, arguments, options, output)` after each block; what it returns replaces the output."""
-    with ExitStack() as hooks, evaluation_mode(model):
-        for number, name in enumerate(host_of(model).block_names()):
-            block = model.get_submodule(name)
-            hooks.enter_context(block.register_forward_hook(partial(hook, number), with_kwargs=True))
-        yield
 
 
 def _tokens(output: Any) -> Tensor:

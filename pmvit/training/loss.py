@@ -1,6 +1,6 @@
 """The loss of fine-tuning (Eq. 11): cross-entropy, divergence from the original, and agreement of the token maps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -91,15 +91,15 @@ def finetune_loss(
 
 
 @contextmanager
-def tapped_tokens(model: nn.Module, blocks: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
-    """A dictionary that holds, after each forward pass, what the chosen blocks put out (all tokens, reconstructed)."""
+def tapped_tokens(model: nn.Module, blocks: Sequence[int] | None = None) -> Iterator[dict[int, Tensor]]:
+    """A dictionary that holds, after each forward pass, what blocks, all if none are chosen, put out (all tokens)."""
     names, maps = host_of(model).block_names(), {}
 
     def keep(block: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
         maps[block] = output[0] if isinstance(output, tuple) else output
 
     with ExitStack() as hooks:
-        for block in blocks:
+        for block in range(len(names)) if blocks is None else blocks:
             if not -len(names) <= block < len(names):
                 raise PmvitError(f"token_blocks: expected blocks of 0 ... {len(names) - 1}, got {block}")
             module = model.get_submodule(names[block])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import ProjectConfiguration
 from torch import nn
 
 from pmvit._system import avoid_broken_amx, keep_freed_memory, this_process, wait_for_all
@@ -28,7 +29,8 @@ from pmvit.saving.models import check_savable, load, save
 from pmvit.training.biases import correct_biases
 from pmvit.training.learner import matrix_parameters
 from pmvit.training.record import FILE, RunRecord, has_begun
-from pmvit.training.trackers import tracker_names, tracker_project
+from pmvit.training.trackers import FOLDER as TRACKERS
+from pmvit.training.trackers import tracker_names
 from pmvit.training.trainer import LAST, Finetuned, Trainer
 from pmvit.wrapping import Tuned
 
@@ -159,7 +161,7 @@ def calibrate(
         model: What `compress` returned.
         data: Images without labels (labels are not read), as `finetune` takes them.
         val: Images to compare with the original on after every epoch, likewise.
-        distill: Whether to go on after the biases.
+        distill: Whether the model also learns from its original after the biases are corrected.
         epoch_images: Images per epoch at most.
         options: What differs from the preset: fields of `FinetuneConfig`.
     """
@@ -198,7 +200,7 @@ def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) 
             cpu=config.cpu,
             mixed_precision=config.mixed_precision,
             log_with=tracker_names(config.log_with) or None,
-            project_config=tracker_project(folder),
+            project_config=ProjectConfiguration(folder, None if folder is None else str(folder / TRACKERS)),
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=freezes_midway)],
         )
     except (ImportError, ValueError) as error:

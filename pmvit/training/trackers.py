@@ -1,11 +1,10 @@
 """Where a run is logged beside `metrics.jsonl`: whatever accelerate has a tracker for, or was told of one."""
 
 from dataclasses import asdict
-from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import LoggerType, ProjectConfiguration
+from accelerate.utils import LoggerType
 
 from pmvit.config import FinetuneConfig
 from pmvit.errors import PmvitError
@@ -34,11 +33,6 @@ def tracker_names(log_with: str | None) -> list[str]:
         package = {"tensorboard": "'pmvit[tensorboard]'", ALL: "one of accelerate's trackers"}.get(name, name)
         raise PmvitError(f"log_with: {name} is not installed: pip install {package}")
     return list(dict.fromkeys(there if ALL in asked else asked))
-
-
-def tracker_project(folder: Path | None) -> ProjectConfiguration:
-    """What accelerate has to know of where trackers may write."""
-    return ProjectConfiguration(project_dir=folder, logging_dir=None if folder is None else str(folder / FOLDER))
 
 
 def start_trackers(accelerator: Accelerator, config: FinetuneConfig) -> None:

@@ -15,6 +15,7 @@ import pmvit
 from pmvit.locks import FILE
 from pmvit.saving.commands import read_commands
 from pmvit.tensors import read_tensors
+from pmvit.tradeoff import search
 from tests.cli.test_cli import listen_to_interrupts
 from tests.helpers import make_pictures, pmvit_command, pmvit_here, same, small_plan, small_vit
 from tests.test_locks import held_elsewhere
@@ -108,6 +109,20 @@ def test_run_goes_on_at_every_stage(start: Path, tmp_path: Path) -> None:
     other = pmvit_here(*[0.5 if argument == 0.6 else argument for argument in command])
     assert other.returncode == 1
     assert "holds a run with another plan" in other.stderr
+
+
+def test_a_run_for_a_speed_goes_on(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AT_A_TIME", "TIMES"):
+        monkeypatch.setattr(search, name, 1)
+    command = ["run", start / "model", "--data", start / "data", "-o", tmp_path / "out", *OPTIONS, "--epochs", 1]
+    command += ["--epoch-images", 8, "--workers", 0, "--method", "scored", "--scorer", "random"]
+    fast = ["--speedup", 0.2, "--rounds", 3]
+    for _ in range(2):
+        done = pmvit_here(*command, *fast)
+        assert done.returncode == 0, done.stderr
+    for words, name in (((*fast, "--batch", 2), "speed"), (("--keep", 0.5), "plan")):
+        other = pmvit_here(*command, *words)
+        assert f"holds a run with another {name}" in other.stderr
 
 
 @pytest.mark.parametrize(

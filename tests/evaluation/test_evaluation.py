@@ -44,6 +44,8 @@ def test_images_without_labels_are_compared_with_the_reference(small_model: nn.M
     result = pmvit.evaluate(small_model, [torch.randn(4, 3, 96, 96)], reference=small_model, progress=False)
     assert (result.top1, result.top5, result.cross_entropy, result.reference_top1) == (None,) * 4
     assert result.agreement == 1
+    with pytest.raises(pmvit.PmvitError, match="expected images with labels, or the original as reference="):
+        pmvit.evaluate(small_model, torch.randn(2, 3, 96, 96), progress=False)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
-from pmvit.hosts.groups import OfGroups, add_log_sizes, bias_at_centres
+from pmvit.hosts.groups import OfGroups, bias_at_centres
 from pmvit.hosts.hf.tower import Tower
 from pmvit.hosts.host import AnyModule
 from pmvit.hosts.modes import changed
@@ -148,8 +148,7 @@ class BiasedAttention(OfGroups):
 
     def forward(self, tokens: Tensor) -> Any:
         """As the block calls it."""
-        _, log_sizes = self.groups(tokens)
-        return self.attend(tokens, None if log_sizes is None else add_log_sizes(None, log_sizes.to(tokens)))
+        return self.attend(tokens, self.bias_of_sizes(tokens))
 
 
 def check_takes_bias(block: nn.Module, name: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
 from pmvit.flow import Groups
-from pmvit.hosts.groups import OfGroups, add_log_sizes
+from pmvit.hosts.groups import OfGroups
 from pmvit.hosts.hf.hooks import outside_inference_mode
 from pmvit.hosts.hf.tower import VIDEOS
 from pmvit.hosts.hf.vit import HuggingFaceViT
@@ -101,7 +101,7 @@ class HuggingFaceVideo(HuggingFaceViT):
         layers = (attention.query, attention.key, attention.value)
         if not all(type(layer) is nn.Linear for layer in layers):
             return None  # somebody else wrapped them
-        bias = None if counting is None else counting.bias(attention.query.weight)
+        bias = None if counting is None else counting.bias_of_sizes(attention.query.weight)
         if type(block).__name__ == "VJEPA2Layer":
             rotary = rotary_of(attention, self.layout.num_tokens, arguments.get("position_mask"))
             mlp_layers = ("fc1", "activation", "fc2")
@@ -145,11 +145,6 @@ class CountingAttention(OfGroups):
         super().__init__(wrapper)
         self.attention = attention
 
-    def bias(self, tensor: Tensor) -> Tensor | None:
-        """What is added to the scores, (batch or 1, 1, 1, groups); the tensor as in `groups`."""
-        _, log_sizes = self.groups(tensor)
-        return None if log_sizes is None else add_log_sizes(None, log_sizes)
-
     def forward(self, hidden_states: Tensor, position_mask: Tensor | None = None) -> tuple[Tensor, None]:
         attention = self.attention
         query, key, value = (
@@ -163,7 +158,7 @@ class CountingAttention(OfGroups):
             query,
             key,
             value,
-            attn_mask=self.bias(hidden_states),
+            attn_mask=self.bias_of_sizes(hidden_states),
             dropout_p=attention.dropout_prob if self.training else 0.0,
             scale=attention.scaling,
         )

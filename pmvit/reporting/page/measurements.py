@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from pmvit.data.batches import resize_labels
 from pmvit.data.demo import DEMO, demo_images, demo_loader
 from pmvit.data.loaders import Broken
-from pmvit.data.opening import open_images, open_loader
-from pmvit.data.segmentation import has_masks
+from pmvit.data.opening import evaluation_loader, open_images
 from pmvit.data.sources import choose_samples
 from pmvit.evaluation.paired import Disagreement, evaluate_pair
 from pmvit.files import fields_from, read_document, write_document
@@ -79,9 +78,7 @@ def measure(
     if data == DEMO:
         batches: Any = demo_loader("test")
     else:
-        labels = host_of(model).outputs().pixel_classes is None or has_masks(data)
-        options: dict[str, Any] = {"split": "val", "workers": workers, "shuffle": limit is not None}
-        batches = open_loader(model, data, labels=labels, whole=True, **options)
+        batches = evaluation_loader(model, data, workers=workers, shuffle=limit is not None)
     told = class_names(model, names, data)
     found = evaluate_pair(model, original, batches, limit=limit, most_apart=APART, progress=progress)
     evaluation = asdict(replace(found, apart=()))

@@ -10,7 +10,7 @@ from torch import nn
 
 from pmvit.data.demo import DEMO
 from pmvit.errors import PmvitError
-from pmvit.files import read_json, write_text
+from pmvit.files import read_json, read_text, write_text
 from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops, flops
 from pmvit.planning.adaptive import AdaptivePlan
@@ -48,7 +48,7 @@ def report(
     """Write a page about a compressed model: numbers before and after, what each block keeps, how it was made.
 
     What is measured here is kept beside the page, under its name with the ending `.json`, and not measured again as
-    long as model, original and images are the same. Only what was measured is shown.
+    long as model, original, images and names are the same. Only what was measured is shown.
 
     Args:
         path: What `save` wrote: a folder, with what `run`, `finetune`, `benchmark` and `compare` left in it, or a file.
@@ -77,9 +77,10 @@ def report(
         raise PmvitError(f"expected the name of a file to write, got the folder {output}: use {output / 'report.html'}")
     saved = SavedModel(path, original, device)
     store = output.with_suffix(".json")
-    of = _key(saved, data, limit)
+    of = _key(saved, data, limit, names)
     found = Measurements.read(store) if store.exists() else Measurements({}, None, None, [])
     asked = ["model", *(["original"] if original is not None else []), *(["original", "data", "limit"] if data else [])]
+    asked += ["names"] if data and names is not None else []
     if any(found.of.get(name) != of[name] for name in asked):
         found = Measurements(of, None, None, [])
         if data is not None:
@@ -101,12 +102,13 @@ def report(
     return output
 
 
-def _key(saved: SavedModel, data: str | Path | None, limit: int | None) -> dict[str, Any]:
-    """Of which model, original and images measurements are."""
+def _key(saved: SavedModel, data: str | Path | None, limit: int | None, names: str | Path | None) -> dict[str, Any]:
+    """Of which model, original and images measurements are, and what the classes are called in them."""
     checksum = "-".join(value[:16] for _, value in sorted(saved.config["sha256"].items()))
     where = str(data) if data == DEMO or not Path(str(data)).exists() else str(Path(str(data)).resolve())
     original = {"original": fingerprint(saved.reference.model), "compared_with": saved.reference.title}
-    return {"model": checksum, **original, "data": where, "limit": limit}
+    told = None if names is None else content_hash(read_text(Path(names), "the names of classes"))
+    return {"model": checksum, **original, "data": where, "limit": limit, "names": told}
 
 
 def _beside(path: Path, given: str | Path | None, name: str) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
 """Grad-CAM (Selvaraju et al., 2017) on the tokens that leave each block: which patches speak for a class."""
 
-from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from pmvit.hosts.modes import evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import gives_logits, predict
 from pmvit.reporting.images import Bytes
 from pmvit.reporting.pictures.patches import coloured
+from pmvit.training.loss import tapped_tokens
 
 OPACITY = (0.3, 0.85)  # of the coldest place and the warmest
 MOST = 0.95  # share of the patches below the warmest colour: a few corners often outshine all others
@@ -40,22 +40,19 @@ def explain(model: nn.Module, image: Tensor, target: int | None = None) -> Expla
     logits of the class at all pixels that have it.
     """
     host = host_of(model)
-    left: list[Tensor] = []
     parameter = next(model.parameters())
-    with ExitStack() as states:
-        states.enter_context(evaluation_mode(model))
-        states.enter_context(frozen_parameters(model))
-        for name in host.block_names():
-            hook = model.get_submodule(name).register_forward_hook(
-                lambda _module, _inputs, output: left.append(output[0] if isinstance(output, tuple) else output)
-            )
-            states.callback(hook.remove)
-        with torch.inference_mode(False), torch.enable_grad():
-            images = image[None].to(parameter.device, parameter.dtype, copy=True).requires_grad_(True)
-            output = predict(model, images)
-            found, confidence = _found(output) if gives_logits(model) else (None, 0.0)
-            target = found if target is None else target
-            gradients = torch.autograd.grad(_evidence(output, target), left, allow_unused=True)
+    with (
+        evaluation_mode(model),
+        frozen_parameters(model),
+        tapped_tokens(model) as outputs,
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        images = image[None].to(parameter.device, parameter.dtype, copy=True).requires_grad_(True)
+        output = predict(model, images)
+        found, confidence = _found(output) if gives_logits(model) else (None, 0.0)
+        target, left = found if target is None else target, list(outputs.values())
+        gradients = torch.autograd.grad(_evidence(output, target), left, allow_unused=True)
     maps: list[Tensor | None] = [None] * len(left)
     for number, (tokens, gradient, layout) in enumerate(zip(left, gradients, host.layouts(), strict=True)):
         first = layout.num_prefix - host.layout.num_suffix

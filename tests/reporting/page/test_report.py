@@ -86,6 +86,11 @@ def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert same.read_text(encoding="utf-8") == page
     with pytest.raises(AssertionError, match="measured again"):
         pmvit.report(folder, folder / "report.html", data="demo", limit=20, progress=False)
+    (tmp_path / "names.txt").write_text("".join(f"thing {number}\n" for number in range(10)))
+    with pytest.raises(AssertionError, match="measured again"):
+        pmvit.report(
+            folder, folder / "report.html", data="demo", limit=40, names=tmp_path / "names.txt", progress=False
+        )
 
 
 def test_what_was_not_measured_says_which_command_measures_it(tmp_path: Path) -> None:
