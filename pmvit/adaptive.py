@@ -16,8 +16,8 @@ what no other could stand for: so in the next step, too, tokens join what is lik
 round. The mean of a group is stretched to the mean length of its members, for averaging shortens. Attention to a token
 counts for the patches in it: a part of the logarithm of its size is added to its scores.
 
-Counts are those of the model's own grid. An image of another size merges as large shares: what has merged before a block
-is that share of its patches, rounded once, so that nothing adds up from step to step.
+Counts are those of the model's own grid. An image of another size merges as large shares: what has merged before a
+block is that share of its patches, rounded once, so that nothing adds up from step to step.
 
 Between the blocks every token has its place in the image, as with fixed plans: each keeps what sets it apart from its
 group and receives the group's update. Products, minima, `topk` with constant k and gathers are all there is: no
@@ -84,7 +84,7 @@ def who_may_join(num_prefix: int, count: int) -> tuple[Tensor, Tensor]:
 @torch.fx.wrap
 def constants_for(tokens: Tensor, num_prefix: int, barred: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     """What `who_may_join` gives for so many tokens: a part of what there is, or made anew."""
-    count, known = constant(tokens.shape[1]), min(len(barred), len(most))
+    count, known = constant(tokens.shape[1]), min(constant(barred.shape[0]), constant(most.shape[0]))
     if count == known:
         return barred, most
     if count < known:

@@ -191,6 +191,13 @@ class Host:
         """Required: the shape of one example that the model takes: of an image, its channels, height and width."""
         raise _missing(type(self), "input_size")
 
+    def set_size(self, height: int, width: int) -> None:
+        """Bring the model to images of this size, before it is compressed; refused unless a host knows how."""
+        raise PmvitError(
+            f"img_size: expected a model that can be brought to another size; a {type(self.model).__name__} is for "
+            "one: make it for the other, and compress that; an adaptive plan fits both"
+        )
+
     def call(self, images: Tensor) -> Any:
         """Run the model on images."""
         return self.model(images)
