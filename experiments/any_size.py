@@ -120,7 +120,8 @@ def measure(rows: Rows, settings: Settings) -> None:
         at = subject(name, size)
         return at.row(pmvit.at_size(once(name), size) if plan == ONCE else there(at, once(name), size))
 
-    for name, size in sorted(((name, size) for name in SIZES for size in SIZES[name]), key=lambda at: at[1] in LAST):
+    everything = [(name, size) for name, sizes in SIZES.items() for size in sizes]
+    for name, size in sorted(everything, key=lambda each: each[1] in LAST):
         for plan in (ONCE,) if size == MEASURED_AT else (ONCE, THERE):
             key = {"model": name, "size": size, "images": images_at(name, size, settings), "plan": plan}
             rows.add(key, partial(row, name, size, plan))

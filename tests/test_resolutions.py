@@ -84,7 +84,7 @@ def test_a_dynamic_model_at_one_size(name: str, tmp_path: Path) -> None:
     images = torch.randn(6, 3, 8 * patch, 8 * patch)
     with torch.inference_mode():
         expected = model(images)
-    with pytest.raises(pmvit.PmvitError, match=r"expected images of shape .*; got .*set_input_size"):
+    with pytest.raises(pmvit.PmvitError, match=r"expected images of shape .*; got .*at_size"):
         pmvit.measure(model, images, progress=False)
     model.set_input_size(img_size=(8 * patch, 8 * patch))
     with torch.inference_mode():
