@@ -32,11 +32,11 @@ from pmvit.numbers.tables import format_number, markdown_table
 NAME = Path(__file__).stem
 CLASSIFIER, EMBEDDING = "vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2"
 SIZES = {  # and of how many of the images each is measured, for large ones take long
-    CLASSIFIER: {160: 1.0, 224: 1.0, 288: 1.0, 384: 1.0, 512: 0.4},
-    EMBEDDING: {154: 0.4, 224: 0.4, 336: 0.2},
+    CLASSIFIER: {160: 1.0, 224: 1.0, 288: 1.0, 384: 0.3, 512: 0.15},
+    EMBEDDING: {154: 0.3, 224: 0.3, 336: 0.15},
 }
 MEASURED_AT, SHARE = 224, 0.6  # of the FLOPs of the blocks at that size
-LIMIT = 64  # training images that are measured, at every size
+LIMIT, LIMITS = 64, {384: 32, 512: 16}  # training images that are measured: of large ones fewer
 LAST = (512, 336)  # measured when all else is
 BATCH = 20
 ONCE, THERE = "measured at 224", "measured at this size"
@@ -60,7 +60,8 @@ class AtSize:
 
     @cached_property
     def metric(self) -> TokenMetric:
-        return pmvit.measure(self.model, self.loader("train"), method="adaptive", limit=LIMIT)
+        limit = LIMITS.get(self.size, LIMIT)
+        return pmvit.measure(self.model, self.loader("train"), method="adaptive", limit=limit)
 
     @cached_property
     def batches(self) -> list[tuple[Tensor, Tensor]]:
@@ -68,8 +69,12 @@ class AtSize:
         return list(islice(self.loader("val"), self.count // BATCH))
 
     @property
+    def size(self) -> int:
+        return host_of(self.model).input_size()[-1]
+
+    @property
     def count(self) -> int:
-        return images_at(self.name, host_of(self.model).input_size()[-1], self.settings)
+        return images_at(self.name, self.size, self.settings)
 
     @torch.inference_mode()
     def outputs(self, model: nn.Module) -> Tensor:
@@ -135,9 +140,10 @@ def there(subject: AtSize, once: nn.Module, size: int) -> nn.Module:
 
 def markdown(rows: list[Row]) -> str:
     """A table for each model, from the measured rows alone."""
+    fewer = ", ".join(f"{limit} of {size} pixels" for size, limit in LIMITS.items())
     text = (
-        f"Plans are measured on {LIMIT} training images of ImageNet, once at {MEASURED_AT} pixels and, beside it, at "
-        f"every other size, and keep {SHARE} of the FLOPs of the blocks at {MEASURED_AT}. At another size, the first "
+        f"Plans are measured on {LIMIT} training images of ImageNet ({fewer}), once at {MEASURED_AT} pixels and, beside "
+        f"it, at every other size, and keep {SHARE} of the FLOPs of the blocks at {MEASURED_AT}. At another size, the first "
         "merges as large shares of the patches, and the second has its GFLOPs. Weights are the same at all sizes; "
         "position embeddings are resized by timm. Agreement, KL and cosine are with the uncompressed model at the same "
         f"size, on the same validation images. {INTERVALS}"

@@ -15,6 +15,7 @@ from pmvit.config.training import Learn
 from pmvit.errors import PmvitError, PmvitWarning
 from pmvit.hosts import Host, HostChange, TokenLayout, host_of
 from pmvit.hosts.adaptive import merge_before_mlp, place_adaptive_blocks
+from pmvit.hosts.host import Resizable, for_one_size
 from pmvit.hosts.making import sides_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode
 from pmvit.measuring.flops import block_width, model_cost
@@ -284,7 +285,7 @@ def resize(model: Model, img_size: int | tuple[int, int]) -> Model:
     height, width = sides_of(img_size)
     compression = compression_of(model)
     if compression is None:
-        host_of(model).set_size(height, width)
+        _set_size(model, height, width)
         return model
     if not isinstance(compression.what, AdaptivePlan):
         raise PmvitError(
@@ -294,11 +295,18 @@ def resize(model: Model, img_size: int | tuple[int, int]) -> Model:
     decompress(model)
     original = compression.original
     is_original = original.fingerprint == fingerprint(model)
-    host_of(model).set_size(height, width)
+    _set_size(model, height, width)
     if is_original:
         original = replace(original, fingerprint=fingerprint(model))
     wrap(model, compression.what, compression.learn, original, compression.tuned)
     return model
+
+
+def _set_size(model: nn.Module, height: int, width: int) -> None:
+    host = host_of(model)
+    if not isinstance(host, Resizable):
+        raise for_one_size(model)
+    host.set_size(height, width)
 
 
 def plan_of_image(model: nn.Module, image: Tensor) -> Plan | None:

@@ -3,7 +3,7 @@
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch.fx
 from torch import Tensor, nn
@@ -191,13 +191,6 @@ class Host:
         """Required: the shape of one example that the model takes: of an image, its channels, height and width."""
         raise _missing(type(self), "input_size")
 
-    def set_size(self, height: int, width: int) -> None:
-        """Bring the model to images of this size, before it is compressed; refused unless a host knows how."""
-        raise PmvitError(
-            f"img_size: expected a model that can be brought to another size; a {type(self.model).__name__} is for "
-            "one: make it for the other, and compress that; an adaptive plan fits both"
-        )
-
     def call(self, images: Tensor) -> Any:
         """Run the model on images."""
         return self.model(images)
@@ -284,6 +277,22 @@ class Host:
     def data_config(self) -> dict[str, Any]:
         """How images are prepared for the model: timm's data configuration."""
         raise _missing(type(self), "data_config")
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A host of models that can be brought to images of another size."""
+
+    def set_size(self, height: int, width: int) -> None:
+        """Bring the model, which is not compressed, to images of this size; `PmvitError` if it is for one."""
+
+
+def for_one_size(model: nn.Module) -> PmvitError:
+    """That a model cannot be brought to another size."""
+    return PmvitError(
+        f"img_size: expected a model that can be brought to another size; a {type(model).__name__} is for one: make "
+        "it for the other, and compress that; an adaptive plan fits both"
+    )
 
 
 def _missing(host: type[Host], method: str) -> PmvitError:

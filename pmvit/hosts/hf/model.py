@@ -18,7 +18,7 @@ from pmvit.errors import PmvitError
 from pmvit.hosts.hf.hooks import in_order, outside_inference_mode
 from pmvit.hosts.hf.settings import ATTENTION, check_settings, model_class, own_settings
 from pmvit.hosts.hf.tower import CLASSIFIERS, PIXEL_CLASSIFIERS, WITH_LOGITS, Family, Tower, find_tower
-from pmvit.hosts.host import AnyModule, Outputs, find_host
+from pmvit.hosts.host import AnyModule, Outputs, find_host, for_one_size
 from pmvit.hosts.making import (
     MadeModel,
     at_most,
@@ -90,8 +90,9 @@ class HuggingFaceModel(MadeModel):
         return self.tower.family.any_size or "interpolate_pos_encoding" in inspect.signature(called).parameters
 
     def set_size(self, height: int, width: int) -> None:
+        """As `Resizable` has it."""
         if not self.takes_any_size:
-            super().set_size(height, width)
+            raise for_one_size(self.model)
         self._processor()["input_size"] = (self.tower.projection.in_channels, height, width)
 
     def _own_size(self) -> tuple[int, int]:
@@ -209,7 +210,7 @@ def load_pretrained(name: str, arguments: dict[str, Any], needs_host: bool = Tru
         host.remember(model.pretrained_cfg)
     if report["missing_keys"] and not arguments:
         raise PmvitError(f"{name}: the weights of {sorted(report['missing_keys'])[0]} are missing: are they complete?")
-    if side is not None and host is not None:
+    if side is not None and isinstance(host, HuggingFaceModel):
         host.set_size(*sides_of(side))
     return model.eval()
 

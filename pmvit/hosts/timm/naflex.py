@@ -38,6 +38,7 @@ class TimmNaFlex(TimmViT):
         return int(model.in_chans), *(int(side) for side in size[1:])
 
     def set_size(self, height: int, width: int) -> None:
+        """As `Resizable` has it: the model itself takes any."""
         self.model.pretrained_cfg["input_size"] = (int(self.model.in_chans), height, width)
 
     def layouts(self) -> list[TokenLayout]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pmvit.adaptive import AdaptiveBlock
 from pmvit.errors import PmvitError
 from pmvit.hosts.groups import OfGroups, add_log_sizes, bias_at_centres
-from pmvit.hosts.host import AnyModule, HostChange, Outputs, PartNames, Reading, TokenLayout, register
+from pmvit.hosts.host import AnyModule, HostChange, Outputs, PartNames, Reading, TokenLayout, for_one_size, register
 from pmvit.hosts.making import one_line
 from pmvit.hosts.modes import changed
 from pmvit.hosts.parts import PlainParts
@@ -57,9 +57,10 @@ class TimmViT(TimmModel):
         return [layout] * len(self.block_names())
 
     def set_size(self, height: int, width: int) -> None:
+        """As `Resizable` has it."""
         model = self.encoder
         if not hasattr(model, "set_input_size"):
-            super().set_size(height, width)
+            raise for_one_size(model)
         patch = model.patch_embed.feat_ratio(as_scalar=False)
         if any(side % part for side, part in zip((height, width), patch, strict=True)):
             raise PmvitError(
