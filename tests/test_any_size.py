@@ -31,7 +31,7 @@ from tests.segmenters import small_segmenter
 
 Size = tuple[int, int]
 NARROW: dict[str, Any] = {"img_size": 224, "embed_dim": 24, "depth": 4, "num_heads": 2}
-DYNAMIC = {"dynamic_img_size": True}
+DYNAMIC: dict[str, Any] = {"dynamic_img_size": True}
 SIZES: dict[str, tuple[Size, ...]] = {
     "vit_tiny_patch16_224": ((160, 160), (288, 288), (384, 384), (512, 512), (160, 320)),
     "vit_small_patch14_reg4_dinov2": ((154, 154), (224, 336)),
