@@ -143,10 +143,10 @@ def markdown(rows: list[Row]) -> str:
     fewer = ", ".join(f"{limit} of {size} pixels" for size, limit in LIMITS.items())
     text = (
         f"Plans are measured on {LIMIT} training images of ImageNet ({fewer}), once at {MEASURED_AT} pixels and, "
-        f"beside it, at every other size, and keep {SHARE} of the FLOPs of the blocks at {MEASURED_AT}. At another size, "
-        "the first merges as large shares of the patches, and the second has its GFLOPs. Weights are the same at all sizes; "
-        "position embeddings are resized by timm. Agreement, KL and cosine are with the uncompressed model at the same "
-        f"size, on the same validation images. {INTERVALS}"
+        f"beside it, at every other size, and keep {SHARE} of the FLOPs of the blocks at {MEASURED_AT}. At another "
+        "size, the first merges as large shares of the patches, and the second has its GFLOPs. Weights are the same at "
+        "all sizes; position embeddings are resized by timm. Agreement, KL and cosine are with the uncompressed model at "
+        f"the same size, on the same validation images. {INTERVALS}"
     )
     parts = []
     for name in SIZES:
