@@ -33,10 +33,13 @@ NAME = Path(__file__).stem
 CLASSIFIER, EMBEDDING = "vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2"
 SIZES = {  # and of how many of the images each is measured, for large ones take long
     CLASSIFIER: {160: 1.0, 224: 1.0, 288: 1.0, 384: 0.3, 512: 0.15},
-    EMBEDDING: {154: 0.3, 224: 0.3, 336: 0.15},
+    EMBEDDING: {154: 0.15, 224: 0.15, 336: 0.15},
 }
 MEASURED_AT, SHARE = 224, 0.6  # of the FLOPs of the blocks at that size
-LIMIT, LIMITS = 64, {384: 32, 512: 16}  # training images that are measured: of large ones fewer
+LIMITS = {  # training images that are measured: of large ones, and for the larger model, fewer
+    CLASSIFIER: {160: 64, 224: 64, 288: 64, 384: 32, 512: 16},
+    EMBEDDING: {154: 24, 224: 24, 336: 24},
+}
 LAST = (512, 336)  # measured when all else is
 BATCH = 20
 ONCE, THERE = "measured at 224", "measured at this size"
@@ -60,7 +63,7 @@ class AtSize:
 
     @cached_property
     def metric(self) -> TokenMetric:
-        limit = LIMITS.get(self.size, LIMIT)
+        limit = LIMITS[self.name][self.size]
         return pmvit.measure(self.model, self.loader("train"), method="adaptive", limit=limit)
 
     @cached_property
@@ -140,13 +143,12 @@ def there(subject: AtSize, once: nn.Module, size: int) -> nn.Module:
 
 def markdown(rows: list[Row]) -> str:
     """A table for each model, from the measured rows alone."""
-    fewer = ", ".join(f"{limit} of {size} pixels" for size, limit in LIMITS.items())
     text = (
-        f"Plans are measured on {LIMIT} training images of ImageNet ({fewer}), once at {MEASURED_AT} pixels and, "
-        f"beside it, at every other size, and keep {SHARE} of the FLOPs of the blocks at {MEASURED_AT}. At another "
-        "size, the first merges as large shares of the patches, and the second has its GFLOPs. Weights are the same at "
-        "all sizes; position embeddings are resized by timm. Agreement, KL and cosine are with the uncompressed model at "
-        f"the same size, on the same validation images. {INTERVALS}"
+        f"Plans are measured on training images of ImageNet, once at {MEASURED_AT} pixels and, beside it, at every "
+        f"other size, and keep {SHARE} of the FLOPs of the blocks at {MEASURED_AT}. At another size, the first merges "
+        "as large shares of the patches, and the second has its GFLOPs. Weights are the same at all sizes; position "
+        "embeddings are resized by timm. Agreement, KL and cosine are with the uncompressed model at the same size, on "
+        f"the same validation images. {INTERVALS}"
     )
     parts = []
     for name in SIZES:
@@ -155,14 +157,16 @@ def markdown(rows: list[Row]) -> str:
             continue
         is_embedding = "cosine" in own[0]
         measure, form, factor = ("1 - cosine, %", ".2f", 100) if is_embedding else ("KL", ".4f", 1)
-        titles = ["pixels", "images", "plan", "GFLOPs", "of the original's", "share of the blocks"]
+        titles = ["pixels", "images", "measured on", "plan", "GFLOPs", "of the original's", "share of the blocks"]
         titles += [] if is_embedding else ["original", "top-1", "agreement"]
         titles += [measure, f"{measure}, to the plan measured there"]
         cells = []
         for row in own:
             values = _values(row) * factor
             other = next((each for each in own if _is_beside(each, row) and each["key"]["plan"] == THERE), None)
-            cells.append([str(row["key"]["size"]), str(row["key"]["images"]), row["key"]["plan"]])
+            measured_at = MEASURED_AT if row["key"]["plan"] == ONCE else row["key"]["size"]
+            cells.append([str(row["key"]["size"]), str(row["key"]["images"]), str(LIMITS[name][measured_at])])
+            cells[-1].append(row["key"]["plan"])
             cells[-1] += [format_number(row["gflops"], ".3f"), format_number(row["original_gflops"], ".3f")]
             cells[-1].append(percent(row["share"]))
             if not is_embedding:
