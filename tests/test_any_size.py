@@ -23,7 +23,7 @@ from pmvit.hosts.outputs import as_module, logits_of, predict
 from pmvit.loading import original_model
 from pmvit.planning.adaptive import AdaptivePlan
 from scripts.sweep import difference
-from scripts.sweep_dense import create_features
+from scripts.sweep_dense import create_dpt, create_features
 from tests.helpers import make_pictures, pmvit_here, small_plan, small_vit
 from tests.hosts.test_adaptive_hosts import Shuffle, any_metric
 from tests.runtime.test_blocks import BIAS, LABELS, SHARED, THREE, hf
@@ -199,6 +199,13 @@ def test_feature_maps_and_segmenters_take_any_size(small: Any) -> None:
     for size in ((height + 16, width), (height + 5, 2 * width)):
         with torch.inference_mode():
             assert labelled(images_of(size)).shape == segmenter(images_of(size)).shape
+
+
+def test_a_dpt_is_saved_at_another_size(tmp_path: Path) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    small, images = compressed(create_dpt("test_vit", classes=3, img_size=64).eval()), images_of((64, 128))
+    pmvit.save(pmvit.at_size(small, (64, 128)), tmp_path / "small")
+    assert difference(outputs(pmvit.load(tmp_path / "small"), images), outputs(small, images)) < 1e-5
 
 
 def test_a_saved_model_is_opened_at_any_size(small: Any, vit: Any, tmp_path: Path) -> None:
