@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import pmvit
+from pmvit.compression import at_size
 from pmvit.data.batches import first_images
 from pmvit.data.opening import open_loader
 from pmvit.hosts import host_of
@@ -63,7 +64,7 @@ def main() -> None:
     small = pmvit.compress(model, pmvit.plan(pmvit.measure(model, images), keep=arguments.keep))
 
     for size in (first, *others):
-        original, at = pmvit.at_size(model, size), pmvit.at_size(small, size)
+        original, at = at_size(model, size), at_size(small, size)
         images = prepared_images(at, arguments.data, arguments.images)
         with torch.inference_mode():  # the model takes every size as it is
             before, after = (predict(each, images) for each in (model, small))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import pmvit
 from experiments.common import INTERVALS, Row, Rows, Settings, interval, page, percent, run
 from experiments.paired import answers, numbers, with_interval
-from pmvit.compression import compression_of
+from pmvit.compression import at_size, compression_of
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
 from pmvit.hosts import host_of
@@ -52,7 +52,7 @@ class AtSize:
         weights = settings.data / "weights" / f"{name}.safetensors"
         arguments: dict[str, Any] = {"num_classes": 0} if name == EMBEDDING else {}
         made = create_model(name, weights, img_size=MEASURED_AT, dynamic_img_size=True, **arguments)
-        self.model = pmvit.at_size(made, size)
+        self.model = at_size(made, size)
         self.cost: ModelCost = model_cost(self.model)
         self.settings, self.name = settings, name
 
@@ -126,7 +126,7 @@ def measure(rows: Rows, settings: Settings) -> None:
 
     def row(name: str, size: int, plan: str) -> Row:
         at = subject(name, size)
-        return at.row(pmvit.at_size(once(name), size) if plan == ONCE else there(at, once(name), size))
+        return at.row(at_size(once(name), size) if plan == ONCE else there(at, once(name), size))
 
     everything = [(name, size) for name, sizes in SIZES.items() for size in sizes]
     for name, size in sorted(everything, key=lambda each: each[1] in LAST):
@@ -137,7 +137,7 @@ def measure(rows: Rows, settings: Settings) -> None:
 
 def there(subject: AtSize, once: nn.Module, size: int) -> nn.Module:
     """The model by a plan that was measured at this size, and costs as much."""
-    gflops = pmvit.flops(pmvit.at_size(once, size)).gflops
+    gflops = pmvit.flops(at_size(once, size)).gflops
     return pmvit.compress(subject.model, pmvit.plan(subject.metric, gflops=gflops))
 
 

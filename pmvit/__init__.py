@@ -23,7 +23,6 @@ from pmvit import _torchvision
 
 if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so does `__getattr__`
     from pmvit.comparison import compare as compare
-    from pmvit.compression import at_size as at_size
     from pmvit.compression import compress as compress
     from pmvit.compression import decompress as decompress
     from pmvit.compression import set_budget as set_budget

@@ -98,7 +98,7 @@ def check_size(host: Host, images: Tensor) -> None:
     if got != expected:
         raise PmvitError(
             f"expected images of shape {expected}, as the model takes them; got {got}: bring the images to that size, "
-            "or the model to theirs, by pmvit.at_size(model, img_size) or by img_size= when it is made"
+            "or the model to theirs, by pmvit.compression.at_size or by img_size= when it is made"
         )
 
 

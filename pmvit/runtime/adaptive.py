@@ -142,7 +142,7 @@ def checked_size(tokens: Tensor, layout: TokenLayout) -> Tensor:
     if not is_recorded(tokens) and tokens.shape[1] != layout.num_tokens:
         raise PmvitError(
             f"expected {layout.num_tokens} tokens, got {tokens.shape[1]}: a model that is optimised for inference is "
-            "for one image size: optimise pmvit.at_size(model, img_size) for another"
+            "for one image size: pmvit.compression.at_size gives the model another before"
         )
     return tokens
 
