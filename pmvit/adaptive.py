@@ -188,8 +188,8 @@ class MergeStep(nn.Module):
             raise ValueError(f"expected a step that leaves a token, got one that merges {merges} of {count}")
         self.count, self.merges, self.num_prefix, self.merged = count, merges, num_prefix, merged
         self.register_buffer("projection", projection, persistent=False)
-        for name, constant in zip(("barred", "most"), who_may_join(num_prefix, count), strict=True):
-            self.register_buffer(name, constant.to(projection.device), persistent=False)
+        for name, made in zip(("barred", "most"), who_may_join(num_prefix, count), strict=True):
+            self.register_buffer(name, made.to(projection.device), persistent=False)
 
     def extra_repr(self) -> str:
         return f"{self.count} -> {self.count - self.merges} patch tokens"
