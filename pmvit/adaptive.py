@@ -16,11 +16,15 @@ what no other could stand for: so in the next step, too, tokens join what is lik
 round. The mean of a group is stretched to the mean length of its members, for averaging shortens. Attention to a token
 counts for the patches in it: a part of the logarithm of its size is added to its scores.
 
+Counts are those of the model's own grid. An image of another size merges as large shares: what has merged before a
+block is that share of its patches, rounded once, so that nothing adds up from step to step.
+
 Between the blocks every token has its place in the image, as with fixed plans: each keeps what sets it apart from its
 group and receives the group's update. Products, minima, `topk` with constant k and gathers are all there is: no
 scatter, no mask, nothing whose shape depends on the image.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -75,6 +79,35 @@ def who_may_join(num_prefix: int, count: int) -> tuple[Tensor, Tensor]:
     places = torch.arange(num_prefix + count)
     may_join = (places < places[:, None]) & (places >= num_prefix) & (places[:, None] >= num_prefix)
     return torch.where(may_join, 0.0, torch.inf), 2**60 - places * 2**40
+
+
+@torch.fx.wrap
+def constants_for(tokens: Tensor, num_prefix: int, barred: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+    """What `who_may_join` gives for so many tokens: a part of what there is, or made anew."""
+    count, known = constant(tokens.shape[1]), min(constant(barred.shape[0]), constant(most.shape[0]))
+    if count == known:
+        return barred, most
+    if count < known:
+        return barred[:count, :count], most[:count]
+    with torch.inference_mode(False):
+        made = who_may_join(num_prefix, count - num_prefix)
+        return made[0].to(most.device), made[1].to(most.device)
+
+
+def constant(count: Any) -> int:
+    """A number of tokens, which is a constant of every graph; torch.jit has it as a tensor, and would warn."""
+    if not isinstance(count, Tensor):
+        return int(count)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return int(count)
+
+
+@torch.fx.wrap
+def merged_of(count: int, merged: int, of: int) -> int:
+    """How many of so many patch tokens have merged where `merged` of `of` have: as large a share, and one is left."""
+    count = constant(count)
+    return min((2 * count * merged + of) // (2 * of), count - 1)
 
 
 @torch.fx.wrap
@@ -139,35 +172,48 @@ class MergeStep(nn.Module):
 
     Args:
         projection: `P`, (width, rank).
-        count: Of patch tokens before it.
-        merges: How many merge.
+        count: Of patch tokens before it, of an image of the model's own size.
+        merges: How many of them merge.
         num_prefix: Tokens before the patch tokens, which never merge.
+        merged: How many merged before.
     """
 
     projection: Tensor
     barred: Tensor
     most: Tensor
 
-    def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int) -> None:
+    def __init__(self, projection: Tensor, count: int, merges: int, num_prefix: int, merged: int = 0) -> None:
         super().__init__()
         if merges >= count:
             raise ValueError(f"expected a step that leaves a token, got one that merges {merges} of {count}")
-        self.count, self.merges, self.num_prefix = count, merges, num_prefix
+        self.count, self.merges, self.num_prefix, self.merged = count, merges, num_prefix, merged
         self.register_buffer("projection", projection, persistent=False)
-        for name, constant in zip(("barred", "most"), who_may_join(num_prefix, count), strict=True):
-            self.register_buffer(name, constant.to(projection.device), persistent=False)
+        for name, made in zip(("barred", "most"), who_may_join(num_prefix, count), strict=True):
+            self.register_buffer(name, made.to(projection.device), persistent=False)
 
     def extra_repr(self) -> str:
         return f"{self.count} -> {self.count - self.merges} patch tokens"
 
-    def forward(self, tokens: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor, Choice]:
-        """Tokens and sizes after the step, those of prefix tokens included, and what it chose."""
+    def forward(self, tokens: Tensor, sizes: Tensor | None, num_patches: int) -> tuple[Tensor, Tensor, Choice]:
+        """Tokens and sizes after the step, those of prefix tokens included, and what it chose.
+
+        The image had so many patch tokens before any merged.
+        """
+        r = self.merges_of(num_patches)
+        barred, most = constants_for(tokens, self.num_prefix, self.barred, self.most)
+        if not is_recorded(tokens) and len(most) > len(self.most):  # the largest so far are kept
+            self.barred, self.most = barred, most
         with torch.no_grad():  # in float32, for near distances are differences of large numbers
             points = torch.matmul(tokens.float(), self.projection.float())
             points = points - points.mean(1, keepdim=True)  # distances stay, and lose less to rounding
-            choice = choose(points, sizes, self.barred, self.most, self.merges, self.num_prefix)
+            choice = choose(points, sizes, barred, most, r, self.num_prefix)
         merged, sizes = merge_chosen(tokens, sizes, choice)
         return merged, sizes, choice
+
+    def merges_of(self, num_patches: int) -> int:
+        """How many merge, of an image with so many patches."""
+        before, of = self.merged, self.merged + self.count
+        return merged_of(num_patches, before + self.merges, of) - merged_of(num_patches, before, of)
 
 
 class AdaptiveBlock(WrappedBlock):
@@ -179,7 +225,7 @@ class AdaptiveBlock(WrappedBlock):
         channel: That all adaptive blocks of the model share.
         number: Of the block.
         num_prefix: Tokens before the patch tokens.
-        count: Tokens that the block runs on, prefix tokens included.
+        count: Tokens that the block runs on with an image of the model's own size, prefix tokens included.
         is_first: No block before it has merged anything.
         size_weight: Part of the logarithm of sizes that is added to attention scores.
         arguments_at_centres: As for `PruneMerge`; it gets `Groups`.
@@ -212,7 +258,7 @@ class AdaptiveBlock(WrappedBlock):
             )
         merged, sizes, groups, centres = self.enter(tokens)
         if self.step is not None:
-            merged, sizes, choice = self.step(merged, sizes)
+            merged, sizes, choice = self.step(merged, sizes, tokens.shape[1] - self.num_prefix)
             groups = places_after(choice).gather(1, groups)
             centres = centres.gather(1, choice.kept)
         of_groups = self._groups(sizes, centres)
@@ -266,28 +312,29 @@ def adaptive_blocks(
         blocks: All blocks of a model, first to last.
         merges: How many tokens merge before each.
         projections: `P` of each block, (blocks, width, rank).
-        num_patches: Patch tokens of an image.
+        num_patches: Patch tokens of an image of the model's own size.
         num_prefix: As for `AdaptiveBlock`, like all that follow.
         size_weight: Part of the logarithm of sizes in attention.
         arguments_at_centres: Reduces the other arguments of a call of a block.
     """
     channel = Channel()
     result: dict[int, AdaptiveBlock] = {}
+    merged = 0
     for index, (block, r) in enumerate(zip(blocks, merges, strict=True)):
         if not r and not result:
             continue
         device = next(block.parameters()).device
-        step = MergeStep(projections[index].to(device), num_patches, r, num_prefix) if r else None
+        step = MergeStep(projections[index].to(device), num_patches - merged, r, num_prefix, merged) if r else None
+        merged += r
         result[index] = AdaptiveBlock(
             block,
             step,
             channel,
             index,
             num_prefix=num_prefix,
-            count=num_prefix + num_patches - r,
+            count=num_prefix + num_patches - merged,
             is_first=not result,
             size_weight=size_weight,
             arguments_at_centres=arguments_at_centres,
         ).train(block.training)
-        num_patches -= r
     return result

@@ -15,8 +15,10 @@ from pmvit.config.training import Learn
 from pmvit.errors import PmvitError, PmvitWarning
 from pmvit.hosts import Host, HostChange, TokenLayout, host_of
 from pmvit.hosts.adaptive import merge_before_mlp, place_adaptive_blocks
+from pmvit.hosts.host import Resizable, for_one_size
+from pmvit.hosts.making import sides_of
 from pmvit.hosts.modes import check_trainable, evaluation_mode
-from pmvit.measuring.flops import block_width
+from pmvit.measuring.flops import block_width, model_cost
 from pmvit.measuring.probe import check_measurable
 from pmvit.merged_mlp import groups_of_groups
 from pmvit.planning import LayerPlan, Plan
@@ -44,8 +46,9 @@ def compress(model: Model, what: Recipe, *, learn: Learn = "group", inplace: boo
             matrices.
         inplace: Change the given model instead of a copy of it.
 
-    A plan that was measured on other weights than the model's gives a `PmvitWarning` that names both by their
-    fingerprints.
+    An adaptive plan also fits the same model made for images of another size, of which as large a share merges. A plan
+    that was measured on other weights than the model's, such as resized position embeddings, gives a `PmvitWarning`
+    that names both by their fingerprints.
 
     Raises:
         PmvitError: If the plan does not fit the model, or the method cannot do what the model needs.
@@ -65,6 +68,8 @@ def compress(model: Model, what: Recipe, *, learn: Learn = "group", inplace: boo
 
 def wrap(model: nn.Module, what: Recipe, learn: Learn, original: Original, tuned: tuple[Tuned, ...] = ()) -> None:
     """Compress a model in place that is known to be uncompressed, to be made of this original, and tuned so."""
+    if isinstance(what, AdaptivePlan):
+        what = _at_own_grid(what, model)
     changes = (*wrap_blocks(what, model, learn), *_without_save_pretrained(model))
     model.compression = Compression(what, learn, changes, original, tuned)  # type: ignore[assignment]  # a record
 
@@ -100,9 +105,11 @@ def _warn_of_other_weights(model: nn.Module, what: Recipe, weights: str | None) 
     measured_on = what.metric.model if isinstance(what, AdaptivePlan) else getattr(what, "measured_on", None)
     is_full = next(model.parameters()).dtype == torch.float32
     if measured_on is not None and measured_on != weights and is_full:
+        grids = (what.metric.grid, host_of(model).layout.grid) if isinstance(what, AdaptivePlan) else ((), ())
+        before, now = (f" for {_grid(grid)} tokens" if len(set(grids)) > 1 else "" for grid in grids)
         warnings.warn(
-            f"the plan was measured on weights {measured_on}, and is put on a {type(model).__name__} with weights "
-            f"{weights}: it fits, but a plan that is measured on this model itself keeps more of it",
+            f"the plan was measured on weights {measured_on}{before}, and is put on a {type(model).__name__} with "
+            f"weights {weights}{now}: it fits, but a plan that is measured on this model itself keeps more of it",
             PmvitWarning,
             stacklevel=3,
         )
@@ -175,29 +182,29 @@ def _(plan: AdaptivePlan, model: nn.Module, learn: Learn) -> list[HostChange]:
         raise PmvitError(
             f"learn: it is for the matrices of a fixed plan, of which an adaptive one has none; got {learn!r}"
         )
+    metric = plan.metric
+    return place_adaptive_blocks(host_of(model), plan.merges, metric.projections, size_weight=metric.config.size_weight)
+
+
+def _at_own_grid(plan: AdaptivePlan, model: nn.Module) -> AdaptivePlan:
+    """An adaptive plan for the grid of a model that is not compressed yet; `PmvitError` if it is for another one."""
     host = host_of(model)
     check_measurable(host, "adaptive", "merge tokens by the image")
     layout, names, metric = host.layout, host.block_names(), plan.metric
-    blocks = [model.get_submodule(name) for name in names]
-    if (metric.grid, metric.num_prefix) != (layout.grid, layout.num_prefix):
+    if (len(metric.grid), metric.num_prefix) != (len(layout.grid), layout.num_prefix):
         raise PmvitError(
             f"expected a plan for {_grid(layout.grid)} tokens after {layout.num_prefix}, got one for "
-            f"{_grid(metric.grid)} after {metric.num_prefix}: was it measured at another image or patch size?"
+            f"{_grid(metric.grid)} after {metric.num_prefix}: is it for another model?"
         )
     if plan.depth != len(names):
         raise PmvitError(f"expected a plan for {len(names)} blocks, got one for {plan.depth}: is it for another model?")
-    width = block_width(host, blocks[0])
+    width = block_width(host, model.get_submodule(names[0]))
     if metric.projections.shape[1] != width:
         raise PmvitError(
             f"expected a plan for tokens of {width} numbers, got one for {metric.projections.shape[1]}: is it for "
             "another model?"
         )
-    return place_adaptive_blocks(
-        host,
-        plan.merges,
-        metric.projections,
-        size_weight=metric.config.size_weight,
-    )
+    return plan if metric.grid == layout.grid else plan.at_grid(layout.grid, model_cost(model))
 
 
 def _merge_before_mlp(
@@ -256,11 +263,60 @@ def set_budget(model: Model, **budget: "Unpack[PlanOptions]") -> Model:
     return model
 
 
+def at_size(model: Model, img_size: int | tuple[int, int]) -> Model:
+    """A copy of a model for images of another size: the size it is counted, measured, benchmarked and exported at.
+
+    Position embeddings are resized as the model's library does it, and of an adaptive plan as large shares merge. A
+    model that takes any size (`dynamic_img_size` of timm, DINOv2, ...) still does.
+
+    Args:
+        model: An original model, or one with an adaptive plan.
+        img_size: The side of its images in pixels, or their height and width.
+
+    Raises:
+        PmvitError: If the model is for one size, or was compressed by something else.
+    """
+    return resize(copy.deepcopy(model), img_size)
+
+
+def resize(model: Model, img_size: int | tuple[int, int]) -> Model:
+    """Do to a model itself what `at_size` does to a copy."""
+    check_trainable(model)
+    height, width = sides_of(img_size)
+    compression = compression_of(model)
+    if compression is None:
+        _set_size(model, height, width)
+        return model
+    if not isinstance(compression.what, AdaptivePlan):
+        raise PmvitError(
+            f"img_size: expected a model with an adaptive plan, or none; this one has a "
+            f"{type(compression.what).__name__}, which is for one size: make the model for the other, and compress that"
+        )
+    decompress(model)
+    original = compression.original
+    is_original = original.fingerprint == fingerprint(model)
+    _set_size(model, height, width)
+    if is_original:
+        original = replace(original, fingerprint=fingerprint(model))
+    wrap(model, compression.what, compression.learn, original, compression.tuned)
+    return model
+
+
+def _set_size(model: nn.Module, height: int, width: int) -> None:
+    host = host_of(model)
+    if not isinstance(host, Resizable):
+        raise for_one_size(model)
+    host.set_size(height, width)
+
+
 def plan_of_image(model: nn.Module, image: Tensor) -> Plan | None:
     """The groups that an image, as the model takes it, has in each block, as a fixed plan; `None` without a plan."""
     compression = compression_of(model)
     if compression is None or not isinstance(compression.what, AdaptivePlan):
         return plan_of(model)
+    if tuple(image.shape) != host_of(model).input_size():
+        height, width = image.shape[-2:]
+        return plan_of_image(at_size(model, (height, width)), image)
     host, adaptive = host_of(model), compression.what
     prefix = host.layout.num_prefix
     layers = {index: LayerPlan.keep_all(host.layout.num_patches) for index in range(adaptive.depth)}

@@ -7,7 +7,7 @@ Nothing is ever unpickled unchecked.
 import copy
 import pickle
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,13 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from pmvit.compression import Original, compression_of, decompress
+from pmvit.compression import Original, compression_of, decompress, resize
 from pmvit.data.demo import DEMO, demo_model
 from pmvit.errors import PmvitError
-from pmvit.hosts import TimmFeatures, TimmNaFlex, find_host, smp
+from pmvit.hosts import TimmFeatures, TimmNaFlex, find_host, host_of, smp
 from pmvit.hosts.hf import model as hf
 from pmvit.hosts.host import AnyModule
-from pmvit.hosts.making import AS_FILE, at_most, check_known, check_numbers, fetching, one_line
+from pmvit.hosts.making import AS_FILE, at_most, check_known, check_numbers, fetching, one_line, sides_of
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import create_segmenter
 from pmvit.hosts.timm.model import ARGUMENTS, TimmModel, resize_weights
@@ -82,7 +82,7 @@ def create_model(
         arguments: More for `timm.create_model`, `from_pretrained`, torchvision's model or `create_segmenter`. With
             timm the number of classes is taken from the weights if not given; another number gives the model a new
             head. `img_size` (timm) or `image_size` (the others) is the side of its images; position embeddings of the
-            weights are resized to it.
+            weights are resized to it. Of what pmvit saved, `img_size` is all that may be given, as to `load`.
 
     Raises:
         PmvitError: If there is no such model, or the weights do not fit it.
@@ -95,10 +95,11 @@ def create_model(
         return model
     saved = fetch(name, AS_FILE) if library == "hf-hub" else Path(name)
     if saved is not None and saved.exists():
-        if weights is not None or arguments:
+        sized = {} if smp.is_folder(saved) else {key: value for key, value in arguments.items() if key == "img_size"}
+        if weights is not None or len(arguments) > len(sized):
             raise PmvitError(f"{name} is a saved model and brings its weights and arguments; got others beside it")
         if not smp.is_folder(saved):
-            return load(saved)
+            return load(saved, **sized)
         weights = saved / MODEL_FILE
         check_made(lambda: smp.from_folder(saved), read_shapes(weights), name)
         model = smp.from_folder(saved)
@@ -141,7 +142,7 @@ def _timm_model(
         model: nn.Module = timm.create_model(name, pretrained=tensors is None, **arguments)
     host = find_host(model)
     if "img_size" in arguments and isinstance(host, TimmNaFlex):
-        host.set_side(arguments["img_size"])
+        host.set_size(*sides_of(arguments["img_size"]))
     if tensors is None:
         return model.eval()
     if "img_size" in arguments and isinstance(host, TimmModel):
@@ -219,9 +220,15 @@ def original_model(model: nn.Module) -> nn.Module | None:
         same = decompress(copy.deepcopy(model))
         if fingerprint(same) == wanted:
             return same.eval()
+    size = host_of(model).input_size()
     for found in _candidates(compression.original):
         plain = found if compression_of(found) is None else decompress(found)
-        if wanted is None or fingerprint(plain) == wanted:
+        is_it = wanted is None or fingerprint(plain) == wanted
+        if host_of(plain).input_size() != size:  # the model was brought to another size since, or before
+            with suppress(PmvitError):
+                resize(plain, (size[-2], size[-1]))
+            is_it = is_it or fingerprint(plain) == wanted
+        if is_it:
             return plain.to(device).eval()
     return None
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pmvit.flow import Channel
 from pmvit.prune_merge import TokenMatrices
 
 
@@ -19,17 +20,17 @@ class MeanOfPatches(nn.Module):
 
     Args:
         num_prefix: Tokens before the patch tokens, which stay apart.
-        num_patches: Patch tokens.
+        channel: Of the adaptive block around it, which knows how many patch tokens there are.
     """
 
     num_groups = 1
 
-    def __init__(self, num_prefix: int, num_patches: int) -> None:
+    def __init__(self, num_prefix: int, channel: Channel) -> None:
         super().__init__()
-        self.num_prefix, self.num_patches = num_prefix, num_patches
+        self.num_prefix, self.channel = num_prefix, channel
 
     def extra_repr(self) -> str:
-        return f"{self.num_patches} -> 1 patch tokens + {self.num_prefix} prefix"
+        return f"all -> 1 patch tokens + {self.num_prefix} prefix"
 
     def merge_tokens(self, tokens: Tensor) -> Tensor:
         """Prefix tokens and the mean of the others."""
@@ -38,8 +39,15 @@ class MeanOfPatches(nn.Module):
 
     def reconstruct_tokens(self, groups: Tensor) -> Tensor:
         """Prefix tokens, and for every other the same."""
+        of_block = self.channel.groups(groups)
+        if of_block is None:
+            raise RuntimeError("expected an MLP that runs on the mean of patches to run inside its adaptive block")
+        return self.spread(groups, of_block.centres.shape[1])
+
+    def spread(self, groups: Tensor, count: int) -> Tensor:
+        """The same, for so many tokens in all."""
         prefix, mean = groups[:, : self.num_prefix], groups[:, self.num_prefix :]
-        return torch.cat([prefix, mean.expand(-1, self.num_patches, -1)], dim=1)
+        return torch.cat([prefix, mean.expand(-1, count - self.num_prefix, -1)], dim=1)
 
 
 class MergedNorm(nn.Module):

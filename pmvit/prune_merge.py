@@ -117,7 +117,8 @@ def _checked(tokens: Tensor, num_patches: int, num_prefix: int) -> Tensor:
     if tokens.shape[1] != num_patches + num_prefix:
         raise ValueError(
             f"expected {num_patches + num_prefix} tokens ({num_patches} patches + {num_prefix} prefix), "
-            f"got {tokens.shape[1]}: was the plan made for another image size?"
+            f"got {tokens.shape[1]}: a fixed plan is for one image size, and an adaptive one for any: "
+            "bring the images to that size, or make an adaptive plan"
         )
     return tokens
 

@@ -94,7 +94,7 @@ def test_a_step_does_what_its_definition_says(count: int, num_prefix: int, data:
 
 def test_a_step_leaves_a_token(metric: TokenMetric) -> None:
     step = MergeStep(metric.projections[1], 16, 12, 1)
-    tokens, sizes, choice = step(torch.randn(2, 17, 48), None)
+    tokens, sizes, choice = step(torch.randn(2, 17, 48), None, 16)
     assert tokens.shape == (2, 5, 48)
     assert choice.kept.shape == (2, 5)
     assert sizes.sum(1).flatten().tolist() == [17, 17]
@@ -221,8 +221,8 @@ def test_tokens_are_compared_in_float32(metric: TokenMetric) -> None:
     """Where tokens are far from 0, half precision could not tell their distances apart."""
     tokens = (torch.randn(2, 17, 48) + 50).half()
     step = MergeStep(metric.projections[1].half().float(), 16, 6, 1)
-    expected = step(tokens.float(), None)[2]
-    found = step.half()(tokens, None)[2]
+    expected = step(tokens.float(), None, 16)[2]
+    found = step.half()(tokens, None, 16)[2]
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 

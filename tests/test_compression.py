@@ -117,7 +117,7 @@ def test_a_plan_that_does_not_fit_is_named(small_model: nn.Module, plan: pmvit.P
         pmvit.compress(small, plan)
     with pytest.raises(pmvit.PmvitError, match="is not compressed"):
         pmvit.decompress(small_model)
-    with pytest.raises(ValueError, match="another image size"):
+    with pytest.raises(ValueError, match="a fixed plan is for one image size"):
         pmvit.compress(small_vit(dynamic_img_size=True), plan)(torch.randn(1, 3, 128, 128))
 
 

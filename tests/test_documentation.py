@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 
 import pmvit
@@ -183,6 +184,35 @@ def test_the_video_example_runs_without_a_network(tmp_path: Path) -> None:
     before, after = map(float, found.groups())
     assert 0.5 < after / before < 0.8
     assert type(pmvit.load(tmp_path / "small")).__name__ == "VideoMAEForVideoClassification"
+
+
+def test_the_page_of_images_of_any_size_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/resolutions.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    shape = "embed_dim=48, depth=4, num_heads=2, num_classes=3, img_size=56, dynamic_img_size=True"
+    shown = {
+        "pretrained=True, img_size=224, dynamic_img_size=True": shape,
+        "(224, 448)": "(56, 112)",
+        "img_size=448, gflops=12": "img_size=112, flops_share=0.7",
+    }
+    for before, after in shown.items():
+        assert code.count(before) == 1
+        code = code.replace(before, after)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"loader": torch.randn(8, 3, 56, 56), "images": torch.randn(1, 3, 84, 28)}
+    exec(code, names)  # noqa: S102  # the text that users are shown, with a model that needs no network
+    assert pmvit.flops(names["wide"]).gflops > pmvit.flops(names["small"]).gflops
+    assert names["larger"](torch.randn(1, 3, 112, 112)).shape == (1, 3)
+
+
+def test_the_example_of_any_size_runs_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["any_resolution.py", "--random", "--images", "8", "--sizes", "64,96"])
+    runpy.run_path(str(ROOT / "examples/any_resolution.py"), run_name="__main__")
+    found = re.findall(r"^(\d+) x \1: ([0-9.]+) -> ([0-9.]+) GFLOPs", capsys.readouterr().out, re.MULTILINE)
+    assert [size for size, _, _ in found] == ["64", "96"]
+    assert all(0.5 < float(after) / float(before) < 0.9 for _, before, after in found)
 
 
 def _error_messages() -> list[re.Pattern[str]]:

@@ -16,7 +16,15 @@ from experiments.costs import agreement
 from experiments.subjects import TRAINED, ShuffledDemo
 from pmvit.errors import PmvitError
 
-OLDER = ("adaptive", "adaptive_features", "measured_planner", "pets", "token_distillation", "without_tuning")
+OLDER = (
+    "any_size",
+    "adaptive",
+    "adaptive_features",
+    "measured_planner",
+    "pets",
+    "token_distillation",
+    "without_tuning",
+)
 
 
 def test_an_interval_of_few_numbers_can_be_worked_out() -> None:

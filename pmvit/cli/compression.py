@@ -208,14 +208,16 @@ def _method(
 
 @opt.verb
 def info(
-    model: opt.Saved, draw: Annotated[bool, typer.Option("--draw", help="Draw what each block keeps, too.")] = False
+    model: opt.Saved,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw what each block keeps, too.")] = False,
+    img_size: opt.Side = None,
 ) -> dict[str, Any]:
     """Show what a saved model keeps in each block, and what it costs before and after."""
     import pmvit
     from pmvit.compression import compression_of
     from pmvit.planning import Plan
 
-    network = pmvit.load(model)
+    network = pmvit.load(model, img_size=img_size)
     after = pmvit.flops(network)
     compression = compression_of(network)
     if compression is None:
@@ -232,8 +234,9 @@ def info(
 def _describe(what: "AnyPlan | Other", before: "Flops", after: "Flops") -> dict[str, Any]:
     """Print what a plan or another method does to a model, and what that costs before and after; the same as data."""
     from pmvit.methods import Method as Other
+    from pmvit.planning.adaptive import AdaptivePlan
     from pmvit.planning.budget import REACHED, reached_text
-    from pmvit.planning.drawing import table
+    from pmvit.planning.drawing import sizes_text, table
 
     counts = (f"{count / 1e6:.3f} M" for count in (before.parameters, after.parameters))
     rows = [
@@ -243,6 +246,9 @@ def _describe(what: "AnyPlan | Other", before: "Flops", after: "Flops") -> dict[
     if not isinstance(what, Other):
         told: dict[str, Any] = {"blocks": what.blocks, "reached": what.made_by.get(REACHED)}
         console.print(table(what))
+        if isinstance(what, AdaptivePlan):
+            told |= {"grid": what.metric.grid, "measured_at": what.measured_at}
+            console.print(f"patches: {sizes_text(what)}")
         if (reached := reached_text(what.made_by)) is not None:
             console.print(reached)
         share = f"{after.module_macs / after.macs:.2%} of the total"

@@ -232,6 +232,10 @@ def export(
     model: opt.Saved,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     budget: opt.Budget,
+    img_size: Annotated[
+        str | None,
+        typer.Option(help="Sides of its images, in pixels, with commas: one file each; else that it was saved with."),
+    ] = None,
     to: Annotated[Runtime | None, typer.Option(help="The runtime; by the file's ending if left out.")] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="The one batch size the file is for.", show_default="any")
@@ -246,20 +250,34 @@ def export(
     """Write a model for a runtime; done means that it was loaded back there and gave the same as PyTorch.
 
     With --keep, --gflops or --flops-share, a model with an adaptive plan gets another budget than it was saved with.
+    Files for several --img-size have the size in their names, as in model-384.onnx.
     """
-    import pmvit
-    from pmvit.data.opening import open_loader
-
     if device != "cpu":
         raise PmvitError(
             f"--device: expected cpu, got {device}: what is written is compared there, by ONNX Runtime's CPU provider "
             "and the like, and runs wherever its runtime does"
         )
-    network = pmvit.load(model, **budget)
+    sizes = [None] if img_size is None else opt.whole_numbers("--img-size", [img_size])
+    how: dict[str, Any] = {"to": to, "batch": batch, "int8": int8, "threads": threads}
+    written = []
+    for side in sizes:
+        file = output if len(sizes) == 1 else output.with_stem(f"{output.stem}-{side}")
+        written.append(_export(model, file, side, budget, data, how))
+    return written[0] if len(written) == 1 else {"files": written}
+
+
+def _export(
+    model: Path, output: Path, side: int | None, budget: PlanOptions, data: str | None, how: dict[str, Any]
+) -> dict[str, Any]:
+    """Write one file of a saved model, for images of one size, and say what came out."""
+    import pmvit
+    from pmvit.data.opening import open_loader
+
+    network = pmvit.load(model, img_size=side, **budget)
     images = None if data is None else open_loader(network, data, labels=False, batch_size=8, workers=0, shuffle=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it warns of is said below, in one line
-        result = pmvit.export(network, output, to=to, batch=batch, images=images, int8=int8, threads=threads)
+        result = pmvit.export(network, output, images=images, **how)
     for trial in result.tried:
         kept = " (kept)" if trial.kept else ""
         console.print(f"eight bits, {trial.way}: same top-1 on {trial.agreement:.1%}, {trial.megabytes:.1f} MB{kept}")
@@ -277,6 +295,7 @@ def export(
 def benchmark(
     model: opt.Saved,
     budget: opt.Budget,
+    img_size: opt.Side = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -318,7 +337,7 @@ def benchmark(
     import pmvit
     from pmvit.runtime.bench.run import overhead
 
-    network = pmvit.load(model, device=device, **budget)
+    network = pmvit.load(model, device=device, img_size=img_size, **budget)
     sizes = opt.batch_sizes(batch)
     if in_place:
         ignored = {"against": against, "runtime": runtime, "memory": memory, "original": original}

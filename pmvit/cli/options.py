@@ -241,6 +241,10 @@ DEVICES = value_of("cpu", "cuda", "mps")
 Measuring = Annotated[MeasureOptions, Fields(MergeCostConfig, ScoreConfig, MetricConfig, but=("memory", "seed"))]
 Planning = Annotated[PlanOptions, Fields(PlanConfig)]
 Budget = Annotated[PlanOptions, Fields(PlanConfig, only=("keep", "gflops", "flops_share"))]  # of a saved model
+Side = Annotated[
+    int | None,
+    typer.Option("--img-size", min=1, help="Side of its images, in pixels, if not the one it was saved with."),
+]
 Speed = Annotated[SpeedOptions, Fields(SpeedConfig)]
 Tuning = Annotated[FinetuneOptions, Fields(FinetuneConfig, but=("cpu",))]
 Making = Annotated[dict[str, Any], Fields(ModelOptions)]

@@ -34,7 +34,7 @@ def place_adaptive_blocks(
         arguments_at_centres=host.arguments_at_centres,
     )
     if spares_last_mlp(host) and wrappers:
-        mean = MeanOfPatches(layout.num_prefix, layout.num_patches - sum(merges))
+        mean = MeanOfPatches(layout.num_prefix, wrappers[len(blocks) - 1].channel)
         changes += merge_before_mlp(host, blocks[-1], mean)
     for index, wrapper in wrappers.items():
         changes += host.fit(wrapper, layout)

@@ -3,7 +3,7 @@
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch.fx
 from torch import Tensor, nn
@@ -277,6 +277,22 @@ class Host:
     def data_config(self) -> dict[str, Any]:
         """How images are prepared for the model: timm's data configuration."""
         raise _missing(type(self), "data_config")
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A host of models that can be brought to images of another size."""
+
+    def set_size(self, height: int, width: int) -> None:
+        """Bring the model, which is not compressed, to images of this size; `PmvitError` if it is for one."""
+
+
+def for_one_size(model: nn.Module) -> PmvitError:
+    """That a model cannot be brought to another size."""
+    return PmvitError(
+        f"img_size: expected a model that can be brought to another size; a {type(model).__name__} is for one: make "
+        "it for the other, and compress that; an adaptive plan fits both"
+    )
 
 
 def _missing(host: type[Host], method: str) -> PmvitError:

@@ -161,6 +161,14 @@ def channels_of(size: Sequence[int]) -> int:
     return size[-3] if len(size) > 2 else 1
 
 
+def sides_of(img_size: Any) -> tuple[int, int]:
+    """Height and width of images, where one number may stand for both; `PmvitError` if they are no sizes."""
+    sides = tuple(img_size) if isinstance(img_size, (tuple, list)) else (img_size, img_size)
+    if not _are_numbers(sides, 2, int) or not 1 <= min(sides) <= max(sides) <= MOST_PIXELS:
+        raise PmvitError(f"img_size: expected a side in pixels, or height and width; got {img_size!r}")
+    return sides[0], sides[1]
+
+
 def _are_numbers(values: Any, count: int, kind: type | tuple[type, ...] = (int, float)) -> bool:
     is_list = isinstance(values, (list, tuple)) and len(values) == count
     return is_list and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)

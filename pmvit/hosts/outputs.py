@@ -93,13 +93,12 @@ def predict(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def check_size(host: Host, images: Tensor) -> None:
-    """Raise `PmvitError` if images are not of the one size that a plan for a model is for."""
+    """Raise `PmvitError` if images are not of the one size that a model is measured at, or that a plan is for."""
     got, expected = tuple(images.shape[1:]), host.input_size()
     if got != expected:
         raise PmvitError(
-            f"expected images of shape {expected}, as the model takes them; got {got}. A model of timm is brought to "
-            "another size by its set_input_size, or by img_size= when it is made; a NaFlexVit, by "
-            'model.pretrained_cfg["input_size"]'
+            f"expected images of shape {expected}, as the model takes them; got {got}: bring the images to that size, "
+            "or the model to theirs, by pmvit.compression.at_size or by img_size= when it is made"
         )
 
 

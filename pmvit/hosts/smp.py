@@ -54,6 +54,10 @@ class SmpDpt(TimmViT):
         classes = max(channels, 2) if gives_logits else None  # one channel tells two classes apart
         return Outputs(gives_logits, pixel_classes=classes, returns_tensor=False)
 
+    def set_size(self, height: int, width: int) -> None:
+        super().set_size(height, width)
+        self.model.config["img_size"] = [height, width]
+
     def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         config = {**self.model.config, **(arguments or {}), "encoder_weights": None}
         if not _is_known(config["encoder_name"]):  # it came from a hub: its architecture is one of timm's

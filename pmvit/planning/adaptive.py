@@ -1,6 +1,7 @@
 """`AdaptivePlan`: how many tokens merge before each block, while the image says which."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from pmvit.adaptive import merged_of
 from pmvit.config import PlanConfig, PlanOptions
 from pmvit.config.planning import Reconstruct
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, parse_document
+from pmvit.measuring.flops import ModelCost
 from pmvit.measuring.metric import PROJECTIONS, TokenMetric, expect_safetensors
+from pmvit.planning.budget import REACHED
 from pmvit.planning.plan import compressed_layers, record
 from pmvit.tensors import read_tensors, read_texts, write_tensors
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "pmvit-adaptive-plan", 1
 HEADER = "plan"  # what stands for the JSON in a file's header
+MEASURED_AT = "measured_at"  # in `made_by`: the grid of the images that were measured, if the plan is for another
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +88,28 @@ class AdaptivePlan:
         """The plan for another budget, made from the same metric: `keep`, `gflops` or `flops_share`."""
         from pmvit.planning.planner import plan_by
 
-        return plan_by(PlanConfig.of(**budget), self.metric)
+        made: AdaptivePlan = plan_by(PlanConfig.of(**budget), self.metric)
+        kept = {name: value for name, value in self.made_by.items() if name == MEASURED_AT}
+        return replace(made, made_by={**kept, **made.made_by})
+
+    def at_grid(self, grid: tuple[int, ...], cost: ModelCost) -> "AdaptivePlan":
+        """The plan for the same model with images of another size: as large shares merge, rounded once.
+
+        Args:
+            grid: Of its patches.
+            cost: What the model costs with these.
+        """
+        patches, whole = math.prod(grid), self.metric.num_patches
+        sums = [merged_of(patches, merged, whole) for merged in accumulate(self.merges)]
+        merges = tuple(after - before for before, after in pairwise([0, *sums]))
+        kept = {name: value for name, value in self.made_by.items() if name != REACHED}  # at another size
+        made_by = {MEASURED_AT: list(self.metric.grid), **kept}
+        return AdaptivePlan(merges, replace(self.metric, grid=grid, cost=cost), made_by)
+
+    @property
+    def measured_at(self) -> tuple[int, ...]:
+        """The grid of the images that were measured."""
+        return tuple(self.made_by.get(MEASURED_AT, self.metric.grid))
 
     def to_json(self) -> str:
         """All but tensors, as text."""

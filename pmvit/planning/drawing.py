@@ -45,12 +45,18 @@ def table(plan: Plan | AdaptivePlan) -> Table:
     return result
 
 
+def sizes_text(plan: AdaptivePlan) -> str:
+    """Which grid an adaptive plan is for, and of which images it was measured."""
+    grid, measured = (" x ".join(map(str, each)) for each in (plan.metric.grid, plan.measured_at))
+    return grid if grid == measured else f"{grid} (measured at {measured}; as large shares merge)"
+
+
 def describe_adaptive(plan: AdaptivePlan) -> str:
     """What it is, and the table."""
-    text, size = io.StringIO(), " x ".join(map(str, plan.metric.grid))
+    text = io.StringIO()
     console = Console(file=text, width=100, color_system=None, force_jupyter=False)
     console.print(
-        f"Adaptive plan for {plan.depth} blocks of {size} patch tokens: a block runs on {plan.keep:.1%} of "
+        f"Adaptive plan for {plan.depth} blocks; patch tokens: {sizes_text(plan)}. A block runs on {plan.keep:.1%} of "
         "them; which ones merge, every image chooses",
         highlight=False,
     )

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from pmvit.adaptive import AdaptiveBlock, MergeStep, places_after, take
 from pmvit.config import InferenceConfig
-from pmvit.hosts import Host
+from pmvit.errors import PmvitError
+from pmvit.hosts import Host, TokenLayout
 from pmvit.hosts.groups import bias_at_centres
 from pmvit.hosts.parts import PlainParts
 from pmvit.merged_mlp import MeanOfPatches, mlp_matrices_of
+from pmvit.prune_merge import is_recorded
 from pmvit.runtime.blocks.arguments import answer_like_block, arguments_of
 from pmvit.runtime.blocks.build import inference_block
 from pmvit.runtime.blocks.fold import Tables, Turn, sum_of
@@ -68,6 +70,7 @@ class AdaptiveStage(nn.Module):
         step: What merges tokens before the block.
         block: Takes tokens and what sizes add to attention scores.
         mlp: The block's MLP, if it is not in it and runs on the mean of patches.
+        layout: Of the model's tokens.
         size_weight: Part of the logarithm of sizes.
         is_last: Give out tokens alone.
         gives_all: All tokens come back in the end.
@@ -82,6 +85,7 @@ class AdaptiveStage(nn.Module):
         block: nn.Module,
         mlp: tuple[MeanOfPatches, nn.Module] | None,
         *,
+        layout: TokenLayout,
         size_weight: float,
         is_last: bool,
         gives_all: bool,
@@ -91,12 +95,13 @@ class AdaptiveStage(nn.Module):
     ) -> None:
         super().__init__()
         self.step, self.block, self.positions, self.keeps_centres = step, block, positions, keeps_centres
+        self.layout = layout
         self.mean: MeanOfPatches | None = None if mlp is None else mlp[0]
         self.mlp: nn.Module | None = None if mlp is None else mlp[1]
         self.size_weight, self.is_last, self.gives_all, self.full_bias = size_weight, is_last, gives_all, full_bias
 
     def forward(self, given: Tensor | Carried, *positional: object, **arguments: object) -> Tensor | Carried:
-        carried = given if isinstance(given, Carried) else Carried(given)
+        carried = given if isinstance(given, Carried) else Carried(checked_size(given, self.layout))
         tokens, sizes, bias, undo, centres = carried if self.step is None else self._merge(carried)
         image_bias, image_turn = bias, None
         if self.positions is not None and centres is not None:
@@ -104,7 +109,7 @@ class AdaptiveStage(nn.Module):
         tokens = self.block(tokens, *positional, image_bias=image_bias, image_turn=image_turn, **arguments)
         if self.mean is not None and self.mlp is not None:
             merged = self.mean.merge_tokens(tokens)
-            tokens = tokens + self.mean.reconstruct_tokens(self.mlp(merged) - merged)
+            tokens = tokens + self.mean.spread(self.mlp(merged) - merged, tokens.shape[1])
         if not self.is_last:
             return Carried(tokens, sizes, bias, undo, centres)
         for places, difference in reversed(undo):
@@ -116,7 +121,7 @@ class AdaptiveStage(nn.Module):
         if step is None:
             raise TypeError("expected a stage with a step")
         before, sizes, _, undo, centres = carried
-        tokens, sizes, choice = step(before, sizes)
+        tokens, sizes, choice = step(before, sizes, self.layout.num_patches)
         if self.keeps_centres:
             if centres is None:
                 centres = torch.arange(before.shape[1], device=before.device).expand(before.shape[0], -1)
@@ -130,6 +135,16 @@ class AdaptiveStage(nn.Module):
         if self.full_bias:
             bias = bias.expand(-1, -1, tokens.shape[1], -1).contiguous()
         return Carried(tokens, sizes, bias, undo, centres)
+
+
+def checked_size(tokens: Tensor, layout: TokenLayout) -> Tensor:
+    """The tokens, or `PmvitError` if they are not as many as rewritten blocks are for."""
+    if not is_recorded(tokens) and tokens.shape[1] != layout.num_tokens:
+        raise PmvitError(
+            f"expected {layout.num_tokens} tokens, got {tokens.shape[1]}: a model that is optimised for inference is "
+            "for one image size: pmvit.compression.at_size gives the model another before"
+        )
+    return tokens
 
 
 def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig) -> bool:
@@ -176,6 +191,7 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
             step,
             block,
             mlp,
+            layout=host.layout,
             size_weight=size_weight,
             is_last=is_last,
             gives_all=num_read is None,

@@ -41,9 +41,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def optimize_for_inference(model: Model, **options: "Unpack[InferenceOptions]") -> Model:
     """A copy of a model, compressed or not, that gives the same output faster and can no longer be trained or saved.
 
-    Save the model itself, and optimise it after loading. It is for calling: what looks between its blocks, as timm's
-    `forward_intermediates` does, finds groups there instead of tokens, unless the model was made with
-    `features_only=True`.
+    Save the model itself, and optimise it after loading. It is for images of the model's own size: `at_size` gives it
+    another before. It is for calling: what looks between its blocks, as timm's `forward_intermediates` does, finds
+    groups there instead of tokens, unless the model was made with `features_only=True`.
 
     Args:
         model: What `compress` or `load` returned, or an original model. If it reads tokens between its blocks (a

@@ -238,8 +238,8 @@ class Stage(nn.Module):
         buffer = given if isinstance(given, TokenBuffer) else TokenBuffer(given.flatten(1, -2))
         if buffer.tokens.shape[1] != self.num_inputs:
             raise ValueError(
-                f"expected {self.num_inputs} tokens, got {buffer.tokens.shape[1]}: "
-                "was the plan made for another image size?"
+                f"expected {self.num_inputs} tokens, got {buffer.tokens.shape[1]}: a model that is optimised for "
+                "inference is for one image size: bring the images to that size"
             )
         for transition in self.transition:
             buffer = transition(buffer)

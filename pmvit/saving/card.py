@@ -22,6 +22,7 @@ from pmvit.numbers.tables import format_number, markdown_table
 from pmvit.planning import Plan
 from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.planning.budget import reached_text
+from pmvit.planning.drawing import sizes_text
 from pmvit.saving.commands import versions
 from pmvit.wrapping import Compression, Original
 
@@ -83,7 +84,7 @@ def write_card(
         rows = zip(range(what.depth), what.merges, what.tokens, strict=True)
         parts += [
             "## Tokens in each block",
-            "How many tokens merge before each block; which ones, every image chooses.",
+            f"How many of {sizes_text(what)} patch tokens merge before each block; which ones, every image chooses.",
         ]
         parts.append(table(("block", "merge before", "tokens"), (map(str, row) for row in rows)))
     elif isinstance(what, Plan):

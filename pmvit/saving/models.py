@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from pmvit.compression import Original, compression_of, decompress, set_budget, wrap
+from pmvit.compression import Original, compression_of, decompress, resize, set_budget, wrap
 from pmvit.config import PlanOptions
 from pmvit.errors import PmvitError
 from pmvit.files import check_fields, check_regular, check_writable, config_from, read_document, write_text
@@ -192,15 +192,22 @@ def _check_unchanged(config: dict[str, Any], checksums: dict[str, str], path: Pa
             )
 
 
-def load(path: str | Path, *, device: str | torch.device = "cpu", **budget: "Unpack[PlanOptions]") -> nn.Module:
+def load(
+    path: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    img_size: int | tuple[int, int] | None = None,
+    **budget: "Unpack[PlanOptions]",
+) -> nn.Module:
     """Make the model that `save` wrote, or `push_to_hub`: nothing unpickled or run, the same logits to the last bit.
 
     Args:
         path: What `save` wrote; or `hf-hub:owner/name` (`hf-hub:owner/name@revision`), which is fetched from the
             Hugging Face Hub once. Nothing else needs a network.
         device: Where the model goes.
+        img_size: The side of its images in pixels, or height and width, if not that it was saved with: see `at_size`.
         budget: For a model with an adaptive plan, another budget than it was saved with, as `gflops=0.8`: see
-            `set_budget`.
+            `set_budget`. With an `img_size`, it is for images of that.
 
     Raises:
         PmvitError: If a file is missing, cut short, changed since it was saved, or not pmvit's.
@@ -241,6 +248,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", **budget: "Unp
             raise PmvitError(f"{path}: expected a list of {' and '.join(get_args(Tuned))} as tuned; got {tuned!r}")
         wrap(model, what, record["learn"], _found(record["original"], path), tuple(tuned))
     load_tensors(model, tensors, str(path), assign=True)
+    if img_size is not None:
+        resize(model, img_size)
     if budget:
         set_budget(model, **budget)
     return model.to(device).eval()

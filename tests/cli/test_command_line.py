@@ -136,7 +136,7 @@ def test_one_word_means_one_thing() -> None:
                     kinds.setdefault(flag.partition("/")[0], {}).setdefault(plain, set()).add(command.callback.__name__)
     assert "--images" not in kinds
     assert {flag for flag, found in kinds.items() if len(found) > 1} <= {
-        *("--batch", "--gflops", "--keep", "--runtime"),  # several with commas, where several are compared
+        *("--batch", "--gflops", "--img-size", "--keep", "--runtime"),  # several with commas, where several are made
         "--method",
     }
     verbs = {name for found in kinds["--device"].values() for name in found}

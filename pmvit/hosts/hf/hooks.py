@@ -1,5 +1,6 @@
 """What blocks of Hugging Face transformers need while they run on groups of tokens."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -123,13 +124,14 @@ def in_sdpa(model: AnyModule) -> AbstractContextManager[None]:
 class BiasAtCentres(OfGroups):
     """The relative position bias of a block (BEiT, Data2Vec), between the group centres only."""
 
-    def __init__(self, full: nn.Module, wrapper: PruneMerge | AdaptiveBlock, num_tokens: int) -> None:
+    def __init__(self, full: nn.Module, wrapper: PruneMerge | AdaptiveBlock) -> None:
         super().__init__(wrapper)
-        self.full, self.num_tokens = full, num_tokens
+        self.full = full
 
     def forward(self, window_size: Any, interpolate_pos_encoding: bool = False, dim_size: int | None = None) -> Tensor:
         """As the host calls it, which gives the number of groups as `dim_size`."""
-        bias: Tensor = self.full(window_size, interpolate_pos_encoding, dim_size=self.num_tokens)
+        num_tokens = 1 + math.prod(window_size)  # of all patches, and the class token
+        bias: Tensor = self.full(window_size, interpolate_pos_encoding, dim_size=num_tokens)
         centres, _ = self.groups(bias)
         return bias if centres is None else bias_at_centres(bias, centres)
 

@@ -18,7 +18,7 @@ from pmvit.errors import PmvitError
 from pmvit.hosts.hf.hooks import in_order, outside_inference_mode
 from pmvit.hosts.hf.settings import ATTENTION, check_settings, model_class, own_settings
 from pmvit.hosts.hf.tower import CLASSIFIERS, PIXEL_CLASSIFIERS, WITH_LOGITS, Family, Tower, find_tower
-from pmvit.hosts.host import AnyModule, Outputs, find_host
+from pmvit.hosts.host import AnyModule, Outputs, find_host, for_one_size
 from pmvit.hosts.making import (
     MadeModel,
     at_most,
@@ -28,6 +28,7 @@ from pmvit.hosts.making import (
     folder_config,
     import_library,
     one_line,
+    sides_of,
 )
 
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
@@ -59,10 +60,11 @@ class HuggingFaceModel(MadeModel):
         return found
 
     def call(self, images: Tensor) -> Any:
+        asked = {"interpolate_pos_encoding": True} if self._has_to_interpolate(images) else {}
         with outside_inference_mode():
             if hasattr(self.model, "get_image_features"):
-                return self.model.get_image_features(pixel_values=images)
-            return self.model(images, **in_order(self.tower, images))
+                return self.model.get_image_features(pixel_values=images, **asked)
+            return self.model(images, **in_order(self.tower, images), **asked)
 
     def outputs(self) -> Outputs:
         name, config = type(self.model).__name__, self.model.config
@@ -76,11 +78,34 @@ class HuggingFaceModel(MadeModel):
 
     def input_size(self) -> tuple[int, ...]:
         """Channels, height and width: those of the configuration, or of the image processor if the model takes any."""
-        size = self.tower.host.config.image_size
-        height, width = size if isinstance(size, (tuple, list)) else (size, size)
-        if self.tower.family.any_size and (wanted := self._processor().get("input_size")) is not None:
+        height, width = self._own_size()
+        if self.takes_any_size and (wanted := self._processor().get("input_size")) is not None:
             _, height, width = wanted
         return self.tower.projection.in_channels, int(height), int(width)
+
+    @cached_property
+    def takes_any_size(self) -> bool:
+        """Whether the position embedding is resized to the image: always, or where the model is asked for it."""
+        called = getattr(self.model, "get_image_features", self.model.forward)
+        return self.tower.family.any_size or "interpolate_pos_encoding" in inspect.signature(called).parameters
+
+    def set_size(self, height: int, width: int) -> None:
+        """As `Resizable` has it."""
+        if not self.takes_any_size:
+            raise for_one_size(self.model)
+        self._processor()["input_size"] = (self.tower.projection.in_channels, height, width)
+
+    def _own_size(self) -> tuple[int, int]:
+        """Height and width of the images that the position embedding is for."""
+        size = self.tower.host.config.image_size
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        return int(height), int(width)
+
+    def _has_to_interpolate(self, images: Tensor) -> bool:
+        """Whether a model has to be asked to resize its position embedding."""
+        if self.tower.family.any_size or not self.takes_any_size:
+            return False
+        return tuple(images.shape[-2:]) != self._own_size()
 
     def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         return self.checked(self.settings(arguments or {}))
@@ -127,9 +152,14 @@ class HuggingFaceModel(MadeModel):
         """What is known of the image processor: left on the model when it was loaded, or lying where it came from."""
         if getattr(self.model, "pretrained_cfg", None) is None:
             name = getattr(self.model, "name_or_path", "")
-            self.model.pretrained_cfg = _processor_config(name, local_files_only=True) if name else {}
+            self.remember(_processor_config(name, local_files_only=True) if name else {})
         known: dict[str, Any] = self.model.pretrained_cfg
         return known
+
+    def remember(self, processor: dict[str, Any]) -> None:
+        """Leave what is known of the image processor on the model; its size, where the model takes any unasked."""
+        skipped = () if self.tower.family.any_size else ("input_size",)
+        self.model.pretrained_cfg = {name: value for name, value in processor.items() if name not in skipped}
 
 
 def is_folder(path: Path) -> bool:
@@ -175,16 +205,13 @@ def load_pretrained(name: str, arguments: dict[str, Any], needs_host: bool = Tru
                 name, config=config, use_safetensors=True, output_loading_info=True, **others
             )
         model.pretrained_cfg = _processor_config(name, local_files_only=False)
+    host = find_host(model)
+    if isinstance(host, HuggingFaceModel):
+        host.remember(model.pretrained_cfg)
     if report["missing_keys"] and not arguments:
         raise PmvitError(f"{name}: the weights of {sorted(report['missing_keys'])[0]} are missing: are they complete?")
-    if side is not None:
-        model.pretrained_cfg["input_size"] = (3, side, side)
-        host = find_host(model)
-        if host is not None and (size := host.input_size())[-2:] != (side, side):
-            raise PmvitError(
-                f"{name}: expected images of {size[-2]} x {size[-1]}, for which its position embeddings are; got "
-                f"image_size {side}: a {type(model).__name__} of transformers is for one size"
-            )
+    if side is not None and isinstance(host, HuggingFaceModel):
+        host.set_size(*sides_of(side))
     return model.eval()
 
 

@@ -116,7 +116,7 @@ class HuggingFaceViT(HuggingFaceModel):
         for module in wrapper.block.modules():
             full = getattr(module, "relative_position_bias", None)
             if isinstance(full, nn.Module):
-                reduced = BiasAtCentres(full, wrapper, layout.num_tokens)
+                reduced = BiasAtCentres(full, wrapper)
                 changes.append(HostChange.make(module, "relative_position_bias", reduced))
         return changes
 

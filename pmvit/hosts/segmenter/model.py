@@ -64,7 +64,7 @@ def _initialise(decoder: nn.Module) -> None:
 class Segmenter(nn.Module):
     """Images of shape (batch, channels, height, width) to scores of shape (batch, classes, height, width).
 
-    Any height and width will do as long as the encoder is not compressed: its position embedding is resized, and an
+    Any height and width will do unless a fixed plan compressed the encoder: its position embedding is resized, and an
     image that does not divide into patches is padded. `pmvit.evaluation.sliding` runs it on windows of its own size.
     """
 

@@ -20,7 +20,7 @@ NAFLEX_ARGUMENTS = (
 
 @register
 class TimmNaFlex(TimmViT):
-    """These models take images of any size, and a plan is for one: that of `pretrained_cfg`, which may be changed."""
+    """These models take images of any size; that of `pretrained_cfg` is the one that they are measured at."""
 
     key = "timm-naflex"
     family = "timm NaFlexViT, called with images of one size"
@@ -37,10 +37,9 @@ class TimmNaFlex(TimmViT):
             )
         return int(model.in_chans), *(int(side) for side in size[1:])
 
-    def set_side(self, size: Any) -> None:
-        """Say that images are of this size: a number, or height and width."""
-        height, width = size if isinstance(size, (tuple, list)) else (size, size)
-        self.model.pretrained_cfg["input_size"] = (int(self.model.in_chans), int(height), int(width))
+    def set_size(self, height: int, width: int) -> None:
+        """As `Resizable` has it: the model itself takes any."""
+        self.model.pretrained_cfg["input_size"] = (int(self.model.in_chans), height, width)
 
     def layouts(self) -> list[TokenLayout]:
         model, (_, height, width) = self.model, self.input_size()

@@ -10,8 +10,10 @@ from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
 from pmvit.adaptive import AdaptiveBlock
+from pmvit.errors import PmvitError
 from pmvit.hosts.groups import OfGroups, add_log_sizes, bias_at_centres
-from pmvit.hosts.host import AnyModule, HostChange, Outputs, PartNames, Reading, TokenLayout, register
+from pmvit.hosts.host import AnyModule, HostChange, Outputs, PartNames, Reading, TokenLayout, for_one_size, register
+from pmvit.hosts.making import one_line
 from pmvit.hosts.modes import changed
 from pmvit.hosts.parts import PlainParts
 from pmvit.hosts.timm.model import TimmModel
@@ -53,6 +55,21 @@ class TimmViT(TimmModel):
         has_class_token = getattr(model, "cls_token", None) is not None
         layout = TokenLayout((int(height), int(width)), int(model.num_prefix_tokens), has_class_token=has_class_token)
         return [layout] * len(self.block_names())
+
+    def set_size(self, height: int, width: int) -> None:
+        """As `Resizable` has it."""
+        model = self.encoder
+        if not hasattr(model, "set_input_size"):
+            raise for_one_size(model)
+        patch = model.patch_embed.feat_ratio(as_scalar=False)
+        if any(side % part for side, part in zip((height, width), patch, strict=True)):
+            raise PmvitError(
+                f"img_size: expected multiples of the patches, {patch[0]} x {patch[1]}; got {height} x {width}"
+            )
+        with one_line(f"timm could not bring a {type(model).__name__} to images of {height} x {width}"):
+            model.set_input_size(img_size=(height, width))
+        if "img_size" in getattr(model, "built_with", {}):
+            model.built_with = {**model.built_with, "img_size": [height, width]}
 
     def reading(self) -> Reading:
         model, names = self.encoder, self.block_names()

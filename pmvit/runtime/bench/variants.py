@@ -60,7 +60,7 @@ def bound(model: nn.Module, target: Target) -> nn.Module:
         if parts is not None and (matrices is not None or target != "eager"):  # graphs bring masks of all tokens
             block, mlp = AttentionHalf(parts), MlpHalf(parts)
         elif matrices is not None:
-            _run_mlp_on(torch.arange(count).to(tokens), host, inside, matrices)
+            _run_mlp_on(torch.arange(count).to(tokens), tokens.numel(), host, inside)
         is_last = any(name == names[-1] for names in spans)
         sliced = _Sliced(block, tokens.numel(), mlp, count, is_last, is_whole)
         host.answer_like(sliced, block)
@@ -79,7 +79,9 @@ def direct(model: nn.Module, target: Target) -> nn.Module:
     for name, layout in layouts_of(host).items():
         block, inside, tokens, matrices = _opened(host, name, layout, arguments[name])
         if isinstance(matrices, TokenMatrices):
-            _run_mlp_on(matrices.merge_columns[matrices.merge_offsets], host, inside, matrices)
+            _run_mlp_on(matrices.merge_columns[matrices.merge_offsets], tokens.numel(), host, inside)
+        elif matrices is not None:
+            _run_mlp_on(tokens[: matrices.num_prefix + matrices.num_groups], tokens.numel(), host, inside)
         taken = _TakenOut(block, tokens)
         host.answer_like(taken, block)
         model.set_submodule(name, taken)
@@ -103,9 +105,8 @@ def _opened(
     return block, inside, tokens, mlp_matrices_of(inside, host.part_names(inside).mlp)
 
 
-def _run_mlp_on(chosen: Tensor, host: Host, block: nn.Module, matrices: TokenMatrices | MeanOfPatches) -> None:
-    """Let the MLP of a block, and the norm before it, run on the chosen tokens, with no update for the others."""
-    num_tokens = matrices.num_prefix + matrices.num_patches
+def _run_mlp_on(chosen: Tensor, num_tokens: int, host: Host, block: nn.Module) -> None:
+    """Let the MLP of a block, and the norm before it, run on the chosen of its tokens, with no update for others."""
 
     def choose(_: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
         return given[0].index_select(1, chosen)
