@@ -1,10 +1,10 @@
-"""Plans that adapt to the image beside fixed ones and ToMe, at equal FLOPs, nothing tuned.
+"""Plans that adapt to the image beside fixed ones, ToMe, PiToMe and EViT, at equal FLOPs, nothing tuned.
 
     python -m experiments.adaptive [--images 2000]
 
 The metric comes from `imagenet/train`, accuracy from the same images of `imagenet/val` as in
 `measured_planner`, whose rows of fixed plans and ToMe stand beside. Rows are kept in `adaptive.json` as they are
-measured, so that a stopped run goes on; the tables go to `adaptive.md`. Takes about half an hour on two cores.
+measured, so that a stopped run goes on; the tables go to `adaptive.md`. Takes about an hour on two cores.
 """
 
 import json
@@ -17,7 +17,7 @@ from torch import nn
 import pmvit
 from experiments import measured_planner
 from experiments.common import Row
-from experiments.measured_planner import TOME, Candidates
+from experiments.measured_planner import EVIT, OTHERS, TOME, Candidates
 from experiments.paired import numbers, run, tables
 from experiments.without_tuning import DATA, MODELS, loader
 from pmvit.files import write_text
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 SHARES = (0.79, 0.68, 0.58, 0.5)  # of the FLOPs of the blocks
 ADAPTIVE, CALIBRATED = "adaptive", "adaptive, calibrated"
 FIXED = "measured"
-METHODS = (ADAPTIVE, CALIBRATED, TOME, FIXED)
+METHODS = (ADAPTIVE, CALIBRATED, TOME, *OTHERS, FIXED)
 CALIBRATED_AT = (0.58,)
 
 
@@ -55,7 +55,7 @@ def known(rows: list[Row], key: list[Any]) -> bool:
 def measure(rows: list[Row], count: int) -> None:
     """Measure the rows that are not there yet and write them one by one."""
     everything = {name: WithAdaptive(name, count) for name in MODELS}
-    for method in (ADAPTIVE, TOME, CALIBRATED):
+    for method in (ADAPTIVE, TOME, CALIBRATED, *OTHERS):
         for name, candidates in everything.items():
             for share in CALIBRATED_AT if method == CALIBRATED else SHARES:
                 key = [name, share, method, count]
@@ -83,6 +83,8 @@ def markdown(rows: list[Row]) -> str:
     ]
     if any(row["key"][2] == CALIBRATED for row in rows):
         lines[-1] += " *Calibrated* are biases and weights, by distillation on 1,000 training images without labels."
+    if any(row["key"][2] == EVIT for row in rows):
+        lines[-1] += " EViT is trained in its paper, which does not report what it is before that."
     count = rows[0]["key"][3] if rows else 0
     return "\n".join([*lines, *tables([*rows, *beside(count)], MODELS, SHARES, METHODS, ".4f")]) + "\n"
 

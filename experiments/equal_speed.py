@@ -1,17 +1,17 @@
-"""What is kept at equal measured speed: adaptive plans, fixed ones and ToMe, nothing tuned.
+"""What is kept at equal measured speed: adaptive plans, fixed ones, ToMe, PiToMe and EViT, nothing tuned.
 
     python -m experiments.equal_speed
 
 Speed is measured here, on DeiT-Tiny, all methods of a budget taking turns with the original in one run: so on a machine
 that does nothing else. ViT-Tiny is the same architecture. What is kept comes from the rows of `adaptive` and
 `measured_planner`, so run these first. Rows go to `equal_speed.json`, tables to `equal_speed.md`, curves to
-`equal_speed.png`.
+`equal_speed.png`; a row that lacks one of the methods is measured again.
 """
 
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ import pmvit
 from experiments import adaptive, measured_planner
 from experiments.adaptive import ADAPTIVE, FIXED, SHARES, WithAdaptive
 from experiments.common import Row, Rows, Settings, interval, read_rows, run
-from experiments.measured_planner import TOME
+from experiments.measured_planner import EVIT, OTHERS, PITOME, TOME
 from experiments.paired import lost, numbers
 from experiments.without_tuning import MODELS
 from pmvit.files import write_atomically
@@ -29,10 +29,29 @@ from pmvit.numbers.tables import format_number, markdown_table
 
 NAME = Path(__file__).stem
 IMAGES = 2000  # of the rows that say what is kept
-METHODS = (ADAPTIVE, TOME, FIXED)
+METHODS = (ADAPTIVE, TOME, FIXED, *OTHERS)
 PLACES = (("onnxruntime", 1, 40), ("eager", 16, 12))  # runtime, batch and rounds
 SPEEDS = (1.2, 1.4, 1.6)
 TITLES = {"vit_tiny_patch16_224": "ViT-Tiny", "deit_tiny_patch16_224": "DeiT-Tiny"}
+RUNTIMES = {"onnxruntime": "ONNX Runtime", "eager": "eager"}
+
+
+class Look(NamedTuple):
+    """How a method is drawn."""
+
+    label: str
+    colour: str
+    style: str
+    width: float = 1.4
+
+
+LOOKS = {
+    ADAPTIVE: Look("ours", "#1f6fb4", "o-", 2.4),
+    FIXED: Look("ours, fixed", "#6baed6", "s--"),
+    TOME: Look("ToMe", "#d9822b", "^-"),
+    PITOME: Look("PiToMe", "#2a9d5c", "v-"),
+    EVIT: Look("EViT", "#8e6bb0", "D-"),
+}
 
 
 class Subject:
@@ -47,7 +66,7 @@ class Subject:
         against: dict[str, Any] = {"original": self.candidates.model}
         for method in METHODS:
             small = self.candidates.make(method, share)
-            against[method] = small if method == TOME else partial(_optimised, small)
+            against[method] = partial(_optimised, small) if method in (ADAPTIVE, FIXED) else small
         result = pmvit.benchmark(
             self.candidates.make(ADAPTIVE, share), against=against, runtimes=[runtime], batches=[batch], rounds=rounds
         )
@@ -63,7 +82,21 @@ def measure(rows: Rows, settings: Settings) -> None:
     for share in SHARES:
         for runtime, batch, rounds in PLACES:
             key = {"share": share, "runtime": runtime, "batch": batch}
+            rows.rows = [
+                row for row in rows.rows if row["key"] != key or is_whole(row)
+            ]  # kept until the other is there
             rows.add(key, partial(subject.speeds, share, runtime, batch, rounds))
+
+
+def is_whole(row: Row) -> bool:
+    """Whether all methods took their turns; `None` is the speed of one that a runtime does not run."""
+    return all(method in row for method in METHODS)
+
+
+def shown(rows: list[Row]) -> list[str]:
+    """The methods that have speeds and rows of what they keep."""
+    known = {method for model in MODELS for _, method in kept(model)}
+    return [method for method in METHODS if method in known and any(row.get(method) for row in rows)]
 
 
 def kept(model: str) -> dict[tuple[float, str], Row]:
@@ -96,23 +129,28 @@ def at(points: list[tuple[Estimate, Tensor, Tensor]], speed: float) -> tuple[Ten
 
 def markdown(rows: list[Row]) -> str:
     """The tables, from the measured rows alone."""
-    parts = [
-        "# What is kept at equal speed, without fine-tuning",
+    methods = shown(rows)
+    text = (
         "`python -m experiments.equal_speed` made this page. Speed is times as fast as the original in the same "
         "runtime, measured in turns on two CPU threads; what is lost lies on straight lines between four budgets, of "
         "which the fastest may be slower than a speed: then there is no number. Ours are as `optimize_for_inference` "
-        "leaves them, as in an export; ToMe is as its authors run it, for the passes know nothing of it. On "
-        f"{IMAGES:,} images of ImageNet's validation set, in brackets 95 % intervals from resampling them. Speeds of "
-        "adaptive plans are of before each token looked for its partner in one round, which takes about half of the "
-        "operations.",
-        f"![Points lost over speed]({NAME}.png)",
-    ]
+        "leaves them, as in an export; the others are as their authors run them, for the passes know nothing of them. "
+        f"On {IMAGES:,} images of ImageNet's validation set, in brackets 95 % intervals from resampling them."
+    )
+    if EVIT in methods:
+        text += " EViT is trained in its paper, which does not report what it is before that."
+    if not all(map(is_whole, rows)):
+        text += (
+            " Where a method has no speed, those of adaptive plans are of before each token looked for its partner in "
+            "one round, which takes about half of the operations."
+        )
+    parts = ["# What is kept at equal speed, without fine-tuning", text, f"![Top-1 over speed]({NAME}.png)"]
     for model in MODELS:
         original = next(iter(kept(model).values()))
         cells = []
         for runtime, batch, _ in PLACES:
             for speed in SPEEDS:
-                for method in METHODS:
+                for method in methods:
                     found = at(curve(rows, model, method, runtime), speed)
                     line = [f"{runtime}, batch {batch}", f"{format_number(speed, '.1f')}x", method]
                     line += (
@@ -126,40 +164,47 @@ def markdown(rows: list[Row]) -> str:
     parts += ["## Speeds", "Times as fast as the original, at each share of the blocks' FLOPs."]
     speeds = [
         [f"{row['key']['runtime']}, batch {row['key']['batch']}", str(row["key"]["share"])]
-        + [f"{Estimate(*row[method]).text('.2f')}" if row.get(method) else "-" for method in METHODS]
+        + [f"{Estimate(*row[method]).text('.2f')}" if row.get(method) else "-" for method in methods]
         for row in rows
     ]
-    parts += [markdown_table(["runtime", "share", *METHODS], speeds)]
+    parts += [markdown_table(["runtime", "share", *methods], speeds)]
     return "\n\n".join(parts) + "\n"
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Points lost over speed, for both models and places."""
+    """Top-1 over speed, a panel for each model and place; the bands are 95 % intervals of what is lost."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    axes = figure.subplots(1, len(PLACES), sharey=True)
-    for (runtime, batch, _), axis in zip(PLACES, axes, strict=True):
-        for model, style in zip(MODELS, ("-", "--"), strict=True):
-            for method, colour in zip(METHODS, ("#1f6fb4", "#d9822b", "#7a7a7a"), strict=True):
+    figure = Figure(figsize=(7, 5.6), layout="constrained")
+    panels = figure.subplots(len(MODELS), len(PLACES), sharex="col", sharey="row")
+    for model, line in zip(MODELS, panels, strict=True):
+        original = 100 * float(numbers(next(iter(kept(model).values())), "original").mean())
+        for (runtime, batch, _), axis in zip(PLACES, line, strict=True):
+            axis.axhline(original, color="black", linewidth=1, linestyle=":", label="original")
+            for method in (each for each in LOOKS if each in shown(rows)):
                 points = curve(rows, model, method, runtime)
-                values = [interval(points_lost) for _, points_lost, _ in points]
-                middle = [estimate.value for estimate in values]
-                errors = [
-                    [estimate.value - estimate.low for estimate in values],
-                    [estimate.high - estimate.value for estimate in values],
-                ]
-                label = f"{method.partition(' (')[0]}, {TITLES[model]}"
-                axis.errorbar(
-                    [speed.value for speed, _, _ in points], middle, errors,
-                    fmt=style, color=colour, marker="o", markersize=4, capsize=2, label=label,
-                )  # fmt: skip
-        axis.set(xlabel="times as fast as the original", title=f"{runtime}, batch {batch}")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("points of top-1 lost, untuned")
-    axes[0].invert_yaxis()
-    axes[0].legend(fontsize=8, loc="lower left")
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=150))
+                speeds = [speed.value for speed, _, _ in points]
+                ends = [interval(points_lost) for _, points_lost, _ in points]
+                look = LOOKS[method]
+                axis.fill_between(
+                    speeds,
+                    [original - end.high for end in ends],
+                    [original - end.low for end in ends],
+                    color=look.colour,
+                    alpha=0.13,
+                    linewidth=0,
+                )
+                values = [original - end.value for end in ends]
+                axis.plot(speeds, values, look.style, color=look.colour, linewidth=look.width, label=look.label)
+            axis.set_title(f"{TITLES[model]}, {RUNTIMES[runtime]}, batch {batch}", fontsize=10)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(alpha=0.3)
+        line[0].set_ylabel("top-1 in %, not tuned")
+    for axis in panels[-1]:
+        axis.set_xlabel("times as fast as the original")
+        axis.xaxis.set_major_formatter("{x:.1f}x")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=200))
 
 
 if __name__ == "__main__":

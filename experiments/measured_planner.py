@@ -25,7 +25,9 @@ from pmvit.config import PAPER
 from pmvit.files import write_text
 from pmvit.loading import create_model
 from pmvit.measuring.flops import ModelCost, model_cost
-from pmvit.methods import Tome
+from pmvit.methods import Evit, Pitome, Tome
+from pmvit.methods.base import Method
+from pmvit.methods.budget import method_for
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks
@@ -43,6 +45,8 @@ ABLATED = 0.68
 MEASURED: dict[str, dict[str, Any]] = {"measured": {}, WHOLE: {"parts": "whole"}, **ABLATIONS}
 FROM_SCORES = {SCORED: {}, "scores, `pinv` (the paper's plan)": PAPER}
 TOME = "ToMe (depends on the image)"
+PITOME, EVIT = "PiToMe (depends on the image)", "EViT (depends on the image)"
+OTHERS: dict[str, type[Method]] = {PITOME: Pitome, EVIT: Evit}  # at the strength that comes nearest
 METHODS = ["measured", WHOLE, *FROM_SCORES, TOME, EVERY_STEP, *ABLATIONS]
 
 
@@ -82,6 +86,8 @@ class Candidates:
         if method == TOME:
             merged = (pmvit.compress(self.model, Tome(r)) for r in range(1, 99))
             return next(small for small in merged if pmvit.flops(small).macs <= budget)
+        if method in OTHERS:
+            return pmvit.compress(self.model, method_for(self.model, OTHERS[method], budget / 1e9))
         options = {"prune": 0.1, **FROM_SCORES[method]} if method in FROM_SCORES else {}
         if method == EVERY_STEP:
             method, options = "measured", {"least_step": 0.0}

@@ -161,23 +161,29 @@ def measured_before(names: Mapping[str, str], keep: float = 0.6) -> str:
 
 def draw(rows: list[Row]) -> None:
     """Test accuracy after every epoch of fine-tuning, from the compressed model on."""
+    before = {(row["name"], row["keep"]): row["top1"] for row in rows if row["stage"] == "compressed"}
+    curves = []
+    for row in rows:
+        if "curve" in row:
+            start = before.get((row["name"], row["keep"])) or before[("residual", row["keep"])]
+            style = "--" if row["keep"] != 0.6 else "-"
+            curves.append((f"{row['name']}, keep {row['keep']}", style, [start, *row["curve"]]))
+    draw_curves(curves, rows[0]["top1"], RESULTS.with_suffix(".png"))
+
+
+def draw_curves(curves: list[tuple[str, str, list[float]]], original: float, picture: Path) -> None:
+    """Accuracies after 0, 1, ... epochs, each with its name and style of line, and that of the original."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
-    axis.axhline(100 * rows[0]["top1"], color="black", linestyle=":", label="original")
-    before = {(row["name"], row["keep"]): row["top1"] for row in rows if row["stage"] == "compressed"}
-    for row in rows:
-        if "curve" in row:
-            start = before.get((row["name"], row["keep"])) or before[("residual", row["keep"])]
-            label = f"{row['name']}, keep {row['keep']}"
-            style = "--" if row["keep"] != 0.6 else "-"
-            axis.plot([100 * value for value in (start, *row["curve"])], style, marker="o", markersize=4, label=label)
+    axis.axhline(100 * original, color="black", linestyle=":", label="original")
+    for label, style, values in curves:
+        axis.plot([100 * value for value in values], style, marker="o", markersize=4, label=label)
     axis.set(xlabel="epochs of fine-tuning", ylabel="top-1 on the test images (%)")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=9)
-    picture = RESULTS.with_suffix(".png")
     write_atomically(picture, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 

@@ -24,15 +24,17 @@ START, END = "<!-- made by python -m scripts.results -->\n", "<!-- until here --
 MODELS = {"DeiT-Tiny": "deit_tiny_patch16_224", "ViT-Tiny": "vit_tiny_patch16_224"}
 SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks: what experiments call their budgets
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "eager": "eager"}
+EQUAL_SPEED = "experiments/equal_speed.json"
 TOME = "ToMe (depends on the image)"
 Row = dict[str, Any]
 
 
 def tables(root: Path = ROOT) -> str:
     """Quality at equal speed, at equal cost, and speed, each beside ToMe's."""
+    methods = equal_speed.shown(read_rows(root / EQUAL_SPEED))
+    names = [equal_speed.LOOKS[method].label for method in methods]
     equal = markdown_table(
-        ("top-1 at equal speed, not tuned", "speed", "ours", "ToMe", "ours, fixed", "original"),
-        list(_equal_speed(root)),
+        ("top-1 at equal speed, not tuned", "speed", *names, "original"), list(_equal_speed(root, methods))
     )
     quality = markdown_table(
         ("", "GFLOPs", "ours", "ToMe", "its GFLOPs", "original", "how to measure it"),
@@ -53,14 +55,14 @@ def filled(text: str, root: Path = ROOT) -> str:
     return f"{before}{START}\n{tables(root)}\n{END}{after}"
 
 
-def _equal_speed(root: Path) -> Iterable[Sequence[str]]:
+def _equal_speed(root: Path, methods: Sequence[str]) -> Iterable[Sequence[str]]:
     """Points that no budget reaches are left empty; speeds that only one method reaches are left out."""
-    rows = read_rows(root / "experiments/equal_speed.json")
+    rows = read_rows(root / EQUAL_SPEED)
     for title, model in MODELS.items():
         original = numbers(next(iter(equal_speed.kept(model).values())), "original")
         for runtime, batch, _ in equal_speed.PLACES:
             for speed in equal_speed.SPEEDS:
-                curves = [equal_speed.curve(rows, model, method, runtime) for method in equal_speed.METHODS]
+                curves = [equal_speed.curve(rows, model, method, runtime) for method in methods]
                 found = [equal_speed.at(points, speed) for points in curves]
                 if sum(each is not None for each in found) > 1:
                     yield (

@@ -19,7 +19,7 @@ import pmvit
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.hosts import host as hosts
 from pmvit.methods import METHODS
-from scripts import drawings, readme, results
+from scripts import drawings, leaderboard, readme, results
 from tests.hub_server import environment, running_hub
 
 ROOT = Path(__file__).parents[1]
@@ -304,6 +304,33 @@ def test_a_new_result_is_collected_with_its_command_commit_and_pictures(tmp_path
     (tmp_path / "experiments/pets.md").unlink()
     with pytest.raises(pmvit.PmvitError, match=r"expected a page at experiments/pets\.md"):
         results.collect(tmp_path)
+
+
+def test_the_leaderboard_has_a_method_as_soon_as_it_has_a_row(tmp_path: Path) -> None:
+    def compared(method: str, top1: float, kl: float, exports: bool) -> dict[str, Any]:
+        found = {"top1": top1, "reference_top1": 0.7, "kl": kl}
+        model = "deit_tiny_patch16_224"
+        return {"model": model, "method": method, "wanted": 0.86, "evaluation": found, "exports": exports}
+
+    def on_pets(method: str, gflops: float | None, correct: str, stage: str = "tuned", seed: int = 0) -> dict[str, Any]:
+        key = {"method": method, "gflops": gflops, "stage": stage, "seed": seed}
+        return {"key": key, "gflops": gflops or 1.25, "correct": correct, "agrees": correct, "kl": [0.25] * 4}
+
+    pets = [on_pets("original", None, "1111"), on_pets("tome", 0.73, "1000", "compressed")]
+    pets += [on_pets("tome", 0.73, "1100"), on_pets("tome", 0.73, "1111", seed=1)]
+    rows = [compared("tome", 0.675, 0.05, False), compared("adaptive", 0.69, 0.02, True)]
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/comparison.json").write_text(json.dumps(rows))
+    (tmp_path / "experiments/pets_methods.json").write_text(json.dumps(pets))
+    found = [line for line in leaderboard.page(tmp_path).splitlines() if line.startswith("| ")]
+    assert found[1:3] == [
+        "| **adaptive plans**, ours | - / 1.0 / - | - / 0.020 / - | yes |",
+        "| ToMe | - / 2.5 / - | - / 0.050 / - | no |",
+    ]
+    assert found[-2:] == [
+        "| original | 1.25 | - | 100.0% | - | - | - |",
+        "| ToMe | 0.73 | 25.0% | 75.0% | 75.0% | 0.250 | no |",
+    ]
 
 
 def test_the_drawings_are_those_of_the_script() -> None:
