@@ -23,6 +23,7 @@ ORDER = {
         "experiments/equal_speed.md": "At equal speed, not tuned",
         "experiments/comparison.md": "Side by side with other methods",
         "experiments/adaptive.md": "Plans that adapt to the image, not tuned",
+        "experiments/without_images.md": "Adaptive plans without images, not tuned",
         "experiments/measured_planner.md": "Measured plans, not tuned",
         "experiments/calibration.md": "Measured plans, calibrated without labels",
         "experiments/measured_tuned.md": "Measured plans, tuned",
