@@ -17,7 +17,7 @@ from torch import Tensor
 from pmvit.data.samples import Sample
 from pmvit.data.seeding import seed_for
 
-COUNT = 256  # images: more of them made no better metric
+COUNT = 256  # images: of photographs, as many made as good a metric as 1,000
 LEAVES = 150
 CORNERS = 10
 RADII = (0.01, 0.5)  # of a leaf, as parts of the longer side of the image
@@ -62,8 +62,7 @@ def generated_image(channels: int, height: int, width: int, generator: torch.Gen
 def _leaf_of_each_pixel(height: int, width: int, generator: torch.Generator) -> Tensor:
     """The number of the uppermost leaf, 0 where there is none: (height, width).
 
-    Leaves are polygons, longer than wide. There are half as many of twice the radius: that of a leaf in a thousand is
-    drawn from the same distribution as everybody's, seen from nearer.
+    Leaves are polygons, longer than wide, and half as many are twice as large.
     """
 
     def drawn(*shape: int) -> Tensor:
