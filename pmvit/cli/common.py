@@ -94,7 +94,7 @@ def measured_on(
 
 
 def refuse_reading(reading: dict[str, Any], val: str | None) -> None:
-    """Refuse options of files where images are generated, and of batches where nothing else is read."""
+    """Refuse options of files where images are generated, unless others are read from `val`."""
     of_files = {name: reading.get(name) for name in ("workers", "first_label")}
     refuse("no files are read without --data", {} if val else of_files)
 
