@@ -43,7 +43,7 @@ def main() -> None:
         with evaluation_mode(model), frozen_parameters(model):
             turns = [
                 (
-                    seconds(lambda: second_moments(model, host, [images], config, progress=False)),  # noqa: B023
+                    seconds(lambda: second_moments(model, host, [images], config, progress=False, is_logits=True)),  # noqa: B023
                     seconds(lambda: passes(model, images)),  # noqa: B023
                 )
                 for _ in range(ROUNDS + 1)

@@ -36,7 +36,7 @@ from pmvit.files import (
     write_document,
 )
 from pmvit.locks import only_writer
-from pmvit.measuring import MeasureConfig, Measured, measure_by, measure_config, read_measured
+from pmvit.measuring import MeasureConfig, Measured, check_needs_no_images, measure_by, measure_config, read_measured
 from pmvit.measuring.flops import flops
 from pmvit.saving.card import CardDetails, write_card
 from pmvit.saving.models import check_savable, load, save
@@ -73,7 +73,7 @@ def measured_file(output: Path, config: MeasureConfig) -> Path:
 def measure_path(
     config: MeasureConfig,
     model: nn.Module,
-    data: str | Path,
+    data: str | Path | None,
     output: Path,
     *,
     batch_size: int = 64,
@@ -83,16 +83,20 @@ def measure_path(
 ) -> tuple[Measured, Broken]:
     """Measure on the images of a path, and write what comes out to a file; also, which images could not be read.
 
+    Without a path, a metric is measured on generated images.
     Several processes share the images of scores, whose partial sums are kept beside the file until all is done, and
     those of a metric. Merge costs, for which a few hundred images are enough, are measured by the first one alone.
     """
     check_writable(output)
+    if data is None:
+        check_needs_no_images(config)
     process, processes = this_process()
     partial, broken = output.with_name(output.name + ".partial"), Broken()
     is_scored, is_shared = isinstance(config, ScoreConfig), not isinstance(config, MergeCostConfig)
     if is_shared or process == 0:
         reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shuffle": True}
         reading |= {"process": (process, processes)} if is_shared else {}
+        reading |= {"workers": 0, "seed": config.seed} if data is None else {}
         needs_labels = isinstance(config, ScoreConfig) and config.needs_labels
         loader = open_loader(model, data, labels=needs_labels, first_label=first_label, **reading)
         store = partial if is_scored else None

@@ -24,6 +24,7 @@ ORDER = {
         "experiments/comparison.md": "Side by side with other methods",
         "experiments/adaptive.md": "Plans that adapt to the image, not tuned",
         "experiments/any_size.md": "One measurement, images of any size",
+        "experiments/without_images.md": "Adaptive plans without images, not tuned",
         "experiments/measured_planner.md": "Measured plans, not tuned",
         "experiments/calibration.md": "Measured plans, calibrated without labels",
         "experiments/measured_tuned.md": "Measured plans, tuned",

@@ -79,7 +79,7 @@ def pairs(option: str, texts: tuple[str, ...] | list[str] | None) -> dict[str, A
 
 
 def measured_on(
-    data: str, config: "MeasureConfig", model: "nn.Module", output: Path, reading: dict[str, Any]
+    data: str | None, config: "MeasureConfig", model: "nn.Module", output: Path, reading: dict[str, Any]
 ) -> "Measured":
     """Measure and write what comes out; say which images could not be read."""
     from pmvit.pipeline import measure_path
@@ -91,6 +91,20 @@ def measured_on(
         fail(f"stopped; the same command{goes_on}", code=130)
     warn_of(broken)
     return found
+
+
+def refuse_reading(reading: dict[str, Any], val: str | None) -> None:
+    """Refuse options of files where images are generated, unless others are read from `val`."""
+    of_files = {name: reading.get(name) for name in ("workers", "first_label")}
+    refuse("no files are read without --data", {} if val else of_files)
+
+
+def source_text(found: "Measured") -> str:
+    """What something was measured on; of generated images, also that others are better."""
+    from pmvit.data.generated import GeneratedImages
+
+    text = f"measured on {found.images} images: {found.data}"
+    return f"{text}. Images of your own keep more (--data)" if found.data.startswith(GeneratedImages.name) else text
 
 
 def open_images(

@@ -39,17 +39,18 @@ AnyMethod = Annotated[MethodName | None, typer.Option(help=f"{opt.METHOD_HELP}; 
 @opt.verb
 def measure(
     model: opt.ModelName,
-    data: opt.Data,
     output: opt.Output,
     measuring: opt.Measuring,
     making: opt.Making,
     reading: opt.Reading,
+    data: opt.MaybeData = None,
     method: opt.PlanMethod = None,
     device: opt.Device = "cpu",
 ) -> dict[str, Any]:
     """Measure how much differences of tokens matter, what merges cost, or how much each token matters, for `plan`.
 
-    A metric, for adaptive plans, is written as safetensors, the others as JSON.
+    A metric, for adaptive plans, is written as safetensors, the others as JSON. Without --data, it is measured on
+    images that pmvit generates.
     """
     from pmvit.config import MetricConfig
     from pmvit.measuring import measure_config
@@ -61,8 +62,10 @@ def measure(
         expect_safetensors(output)
     found = common.measured_on(data, config, network, output, reading)
     kind = {"Scores": "scores", "MergeCosts": "merge costs"}.get(type(found).__name__, "metric")
+    if data is None:
+        console.print(common.source_text(found))
     console.print(f"{kind} from {found.images} images: {output}")
-    return {"measured": output, "kind": kind, "images": found.images}
+    return {"measured": output, "kind": kind, "images": found.images, "data": found.data}
 
 
 @opt.verb
@@ -109,7 +112,8 @@ def compress(
 ) -> dict[str, Any] | None:
     """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
-    By default, the plan says how many tokens merge before each block and lets every image choose which. --method
+    By default, the plan says how many tokens merge before each block and lets every image choose which: it is measured
+    on --data, without it on images that pmvit generates. --method
     measured makes a fixed plan, from what merges change in the predictions. Where attention stays inside windows, and
     with options that only scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --speedup is for a
     --runtime and --batch, --max-drop for the images of --val: plans are tried until one fits. --method tome, evit,
@@ -138,10 +142,12 @@ def compress(
             raise PmvitError(f"--method {method} needs no images, measurements or plan; got {data}")
     else:
         opt.refuse("for --method tome and the like alone; see docs/methods.md", {"r": r, "method_arg": method_arg})
-        if [data, measured, plan].count(None) != 2:
-            raise PmvitError("expected one of --data, --measured and --plan, or --method tome and the like")
-        if data is None:
-            opt.refuse("nothing is measured without --data", measuring, {} if val else reading)
+        if [data, measured, plan].count(None) < 2:
+            raise PmvitError("expected one of --data, --measured and --plan, or none of them; got several")
+        if measured is not None or plan is not None:
+            opt.refuse("nothing is measured beside --measured or --plan", measuring, {} if val else reading)
+        elif data is None:
+            common.refuse_reading(reading, val)
         if plan is not None:
             opt.refuse("--plan says what to keep already", planning, speed, {"method": method, "val": val})
         else:
@@ -159,7 +165,7 @@ def compress(
         network = common.open_model(model, making, device)
         arguments = common.pairs("--model-arg", making.get("model_arg"))
         check_savable(network, arguments)  # better found out now than after the images were measured
-        if config is not None and data is not None:
+        if config is not None and measured is None:
             how = measure_config(network, planning["method"] or config.measurement, measuring)
             measured = measured_file(output, how)
             common.measured_on(data, how, network, measured, reading)
@@ -247,8 +253,9 @@ def _describe(what: "AnyPlan | Other", before: "Flops", after: "Flops") -> dict[
         told: dict[str, Any] = {"blocks": what.blocks, "reached": what.made_by.get(REACHED)}
         console.print(table(what))
         if isinstance(what, AdaptivePlan):
-            told |= {"grid": what.metric.grid, "measured_at": what.measured_at}
+            told |= {"grid": what.metric.grid, "measured_at": what.measured_at, "measured_on": what.metric.data}
             console.print(f"patches: {sizes_text(what)}")
+            console.print(common.source_text(what.metric))
         if (reached := reached_text(what.made_by)) is not None:
             console.print(reached)
         share = f"{after.module_macs / after.macs:.2%} of the total"

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pmvit.data.batches import TrainingBatch, described
+from pmvit.data.generated import GeneratedImages
 from pmvit.data.samples import BROKEN_IMAGE, Mask, Sample
 from pmvit.data.seeding import seeded
 from pmvit.data.sources import Source, Stream, has_pixel_labels, reader_part
@@ -102,13 +103,15 @@ class ImageLoader:
     """Batches of `(images, labels)`, or of images where there are no labels.
 
     Broken images are left out and noted in `broken`; if `strict`, the first one is an error. `name` says which images
-    these are, in which batches; `names` are those of the batch that came last.
+    these are, in which batches, and `is_generated` that they show nothing; `names` are those of the batch that came
+    last.
     """
 
     loader: DataLoader[Any]
     has_labels: bool
     strict: bool
     name: str
+    is_generated: bool = False
     broken: Broken = field(default_factory=Broken)
     names: list[str] = field(default_factory=list)
 
@@ -208,7 +211,7 @@ def create_loader(
         batches = [keys[start : start + size] for start in range(0, len(keys), size)]
         shares = [batch[number::processes] for batch in batches if len(batch) >= processes]  # as many for all of them
     loader = data_loader(Images(source, read), workers, batch_sampler=shares)
-    return ImageLoader(loader, source.has_labels, strict, name)
+    return ImageLoader(loader, source.has_labels, strict, name, isinstance(source, GeneratedImages))
 
 
 def data_loader(images: Dataset[Any], workers: int, *, replace: bool = False, **options: Any) -> DataLoader[Any]:

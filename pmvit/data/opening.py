@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from pmvit.data.batches import DIMENSIONS, EveryNth, described, split_item
+from pmvit.data.generated import GeneratedImages
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.data.sources import Source, Stream, is_dataset, open_dataset, open_source
-from pmvit.data.transforms import color_mode, evaluation_transform
+from pmvit.data.transforms import check_takes_images, color_mode, evaluation_transform
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
 from pmvit.hosts.making import DATA_KEYS, one_line
@@ -97,15 +98,16 @@ def prepare_as(model: nn.Module, values: Mapping[str, Any]) -> None:
 
 def open_images(
     model: nn.Module,
-    data: str | Path | Dataset[Any],
+    data: str | Path | Dataset[Any] | None,
     *,
     labels: bool = True,
     split: Split = "train",
     first_label: int | None = None,
+    seed: int = 0,
 ) -> Source | Stream:
     """Find the images that a path names: the one place where a path gets a meaning, which depends on the model.
 
-    A `Dataset` is taken as it is, with the labels that it has.
+    A `Dataset` is taken as it is, with the labels that it has. Without either, images are generated.
 
     Args:
         model: Whose classes count: of images, or of pixels.
@@ -113,7 +115,12 @@ def open_images(
         labels: Whether labels will be used, so that the classes have to be those of the model.
         split: What images with masks are for, where `data` does not say.
         first_label: The number of the first class in plain masks.
+        seed: Of images that are generated.
     """
+    if data is None:
+        config = host_of(model).data_config()
+        check_takes_images(config)
+        return GeneratedImages(config, seed=seed)
     if not isinstance(data, (str, Path)):
         return open_dataset(data)
     classes = host_of(model).outputs().pixel_classes
@@ -126,7 +133,7 @@ def open_images(
 
 def open_loader(
     model: nn.Module,
-    data: str | Path | Dataset[Any],
+    data: str | Path | Dataset[Any] | None,
     *,
     labels: bool = True,
     whole: bool = False,
@@ -140,12 +147,12 @@ def open_loader(
     limit: int | None = None,
     process: tuple[int, int] = (0, 1),
 ) -> ImageLoader:
-    """Make a loader of the images that a path names, or of a `Dataset`, prepared for the model.
+    """Make a loader of the images that a path names, of a `Dataset`, or of generated ones, prepared for the model.
 
     See `open_images` for what the path may be, `labels`, `split` and `first_label`, and `create_loader` for the rest.
     """
     return create_loader(
-        open_images(model, data, labels=labels, split=split, first_label=first_label),
+        open_images(model, data, labels=labels, split=split, first_label=first_label, seed=seed),
         host_of(model).data_config(),
         whole=whole,
         batch_size=batch_size,

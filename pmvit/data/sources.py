@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from pmvit.data.batches import LABEL_COLUMNS, count_items, described, split_item
+from pmvit.data.generated import GeneratedImages
 from pmvit.data.samples import Mask, Sample
 from pmvit.errors import PmvitError, PmvitWarning
 
@@ -291,7 +292,7 @@ class DatasetStream(_Wrapped):
         return count_items(self.dataset)
 
 
-Source = FileSource | HuggingFaceSource | DatasetSource
+Source = FileSource | HuggingFaceSource | DatasetSource | GeneratedImages
 Stream = HuggingFaceStream | WebDatasetStream | DatasetStream
 
 

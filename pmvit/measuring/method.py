@@ -7,7 +7,7 @@ from torch import nn
 
 from pmvit.config import MeasureOptions, MergeCostConfig, MetricConfig, ScoreConfig, with_keywords
 from pmvit.config.measuring import PAPER_SCORES, Measurement, Method
-from pmvit.data.opening import ImageData, as_loader
+from pmvit.data.opening import ImageData, as_loader, open_loader
 from pmvit.errors import PmvitError
 from pmvit.files import parse_json, read_text
 from pmvit.hosts import host_of
@@ -57,7 +57,7 @@ def measure(
 @overload
 def measure(
     model: nn.Module,
-    loader: ImageData,
+    loader: ImageData | None = None,
     *,
     method: Literal["adaptive"],
     progress: bool = True,
@@ -68,7 +68,7 @@ def measure(
 @overload
 def measure(
     model: nn.Module,
-    loader: ImageData,
+    loader: ImageData | None = None,
     *,
     method: Method | None = None,
     checkpoint: str | Path | None = None,
@@ -80,7 +80,7 @@ def measure(
 @with_keywords(ScoreConfig, MergeCostConfig, MetricConfig)
 def measure(
     model: nn.Module,
-    loader: ImageData,
+    loader: ImageData | None = None,
     *,
     method: Method | None = None,
     checkpoint: str | Path | None = None,
@@ -98,6 +98,7 @@ def measure(
         model: An uncompressed model.
         loader: Images, as `as_loader` knows them: a path or a word for a dataset, a `Dataset`, a tensor, or what yields
             batches of images or `(images, labels)`. What can be counted is taken in an order that depends on a seed.
+            Without, a metric is measured on images that are generated; on images like yours, plans keep more.
         method: `adaptive` for a metric; `measured` for merge costs; `scored` for scores; `paper` for scores as the
             paper's code has them.
         checkpoint: For scores: where partial sums are kept. If the file exists, scoring goes on after its last batch:
@@ -137,12 +138,15 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
 def measure_by(
     config: MeasureConfig,
     model: nn.Module,
-    loader: ImageData,
+    loader: ImageData | None,
     *,
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> Measured:
     """Measure what a configuration is of; see `measure`."""
+    if loader is None:
+        check_needs_no_images(config)
+        loader = open_loader(model, None, workers=0, shuffle=True, seed=config.seed)
     loader = as_loader(model, loader, labels=isinstance(config, ScoreConfig) and config.needs_labels, shuffle=True)
     if isinstance(config, ScoreConfig):
         return score(model, loader, config, checkpoint=checkpoint, progress=progress)
@@ -151,6 +155,16 @@ def measure_by(
     if isinstance(config, MetricConfig):
         return measure_metric(model, loader, config, progress=progress)
     return measure_merge_costs(model, loader, config, progress=progress)
+
+
+def check_needs_no_images(config: MeasureConfig) -> None:
+    """Raise `PmvitError` unless generated images can stand for those that a configuration is to be measured on."""
+    if not isinstance(config, MetricConfig):
+        what = "merge costs" if isinstance(config, MergeCostConfig) else "scores"
+        raise PmvitError(
+            f"expected images to measure {what} on; got none: name some (--data). Without images there are adaptive "
+            "plans alone, of models that attend over the whole of one grid"
+        )
 
 
 def read_measured(path: str | Path) -> Measured:

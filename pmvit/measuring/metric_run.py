@@ -4,6 +4,8 @@ To replace two tokens by their mean changes the one by `d` and the other by `-d`
 `g` the gradient of the output at each (of a random direction of it, see `probe`): what both have in common cancels. So
 `F_l` is half the mean of `(g_a - g_b)(g_a - g_b)^T` over patches that are neighbours in the grid, as most that merge
 are. The largest eigenvectors of `F_l`, times the square root of their eigenvalue, are the columns of `P_l`.
+
+Of generated images, what a model predicts says nothing of the classes that images will have: all logits count alike.
 """
 
 from collections.abc import Iterable
@@ -49,7 +51,8 @@ def measure_metric(
     with ExitStack() as states:
         states.enter_context(evaluation_mode(model))
         states.enter_context(frozen_parameters(model))
-        moments = second_moments(model, host, batches, config, progress)
+        is_logits = host.outputs().gives_logits and not getattr(loader, "is_generated", False)
+        moments = second_moments(model, host, batches, config, progress, is_logits=is_logits)
         return TokenMetric(
             projections=torch.stack([square_root(moment, config.rank) for moment in moments]),
             grid=host.layout.grid,
@@ -71,11 +74,10 @@ def square_root(moment: Tensor, rank: int) -> Tensor:
 
 
 def second_moments(
-    model: nn.Module, host: Host, batches: list[Tensor], config: MetricConfig, progress: bool
+    model: nn.Module, host: Host, batches: list[Tensor], config: MetricConfig, progress: bool, *, is_logits: bool
 ) -> list[Tensor]:
     """Half the mean of `(g_a - g_b)(g_a - g_b)^T` over neighbours and images, at what enters each block."""
     names, layout = host.block_names(), host.layout
-    is_logits = host.outputs().gives_logits
     generator = torch.Generator().manual_seed(config.seed + this_process()[0])
     sums: list[Tensor | None] = [None] * len(names)
 

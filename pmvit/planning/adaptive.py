@@ -201,7 +201,7 @@ def plan_within(
         if found is not None:
             made_by = {
                 "plan": record(replace(config, method="adaptive")),
-                "metric": {**record(metric.config), "images": metric.images},
+                "metric": {**record(metric.config), "images": metric.images, "data": metric.data},
             }
             return AdaptivePlan(rounded(found, metric, config.multiple_of), metric, made_by)
     asked = f"{macs / 1e9:.3f} GFLOPs" if macs is not None else f"{keep} of the tokens"

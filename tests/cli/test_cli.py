@@ -127,6 +127,29 @@ def test_the_default_in_one_go_or_step_by_step(images: Path, tmp_path: Path) -> 
     assert once == out
 
 
+def test_compress_needs_no_images(tmp_path: Path) -> None:
+    """It measures on images that are generated, says so and writes it down; the library makes the same."""
+    model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
+    once = pmvit_here("compress", *model, "--limit", 40, "--keep", 0.6, "-o", tmp_path / "out")
+    assert once.returncode == 0, once.stderr
+    said = "measured on 40 images: generated images in batches of 64, seed 0. Images of your own keep more (--data)"
+    assert said in " ".join(once.stdout.split())
+    step = pmvit_here("measure", *model, "--limit", 40, "-o", tmp_path / "metric.safetensors")
+    assert said in " ".join(step.stdout.split())
+    assert said in " ".join(pmvit_here("info", tmp_path / "out").stdout.split())
+    told = json.loads(pmvit_here("info", tmp_path / "out", "--json").stdout)
+    assert told["measured_on"] == "generated images in batches of 64, seed 0"
+    assert f'"data": "{told["measured_on"]}"' in (tmp_path / "out" / "README.md").read_text()
+    here = pmvit.measure(demo_model(), method="adaptive", limit=40, progress=False)
+    for written in ("metric.safetensors", "out/metric.safetensors"):
+        assert torch.equal(TokenMetric.load(tmp_path / written).projections, here.projections)
+    for method, what in (("measured", "merge costs"), ("scored", "scores")):
+        refused = pmvit_here("compress", *model, "--method", method, "--keep", 0.6, "-o", tmp_path / "other")
+        assert refused.returncode == 1
+        assert f"expected images to measure {what} on; got none: name some (--data)" in refused.stderr
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_measured_plan_in_one_go_or_step_by_step(images: Path, tmp_path: Path) -> None:
     model = ("vit_tiny_patch16_224", "--weights", WEIGHTS, *MODEL_ARGUMENTS)
     result = pmvit_here(
@@ -208,8 +231,16 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         (("info", "nothing"), "expected a folder or a .safetensors file written by pmvit at nothing"),
         (("evaluate", "{out}", "--data", "nothing"), "expected a folder of images at nothing"),
         (("compress", "no_such_vit", "--weights", "w.pth", "--data", "x", "--keep", "0.5", "-o", "y"), "weights file"),
-        (("compress", "vit_tiny_patch16_224", "-o", "y"), "expected one of --data, --measured and --plan"),
-        (("compress", "vit_tiny_patch16_224", "--data", "x", "-o", "y"), "expected one of keep, gflops"),
+        (
+            ("compress", "vit_tiny_patch16_224", "--data", "x", "--plan", "p", "-o", "y"),
+            "expected one of --data, --measured and --plan, or none of them; got several",
+        ),
+        (("compress", "vit_tiny_patch16_224", "-o", "y"), "expected one of keep, gflops"),
+        (("compress", "vit_tiny_patch16_224", "--max-drop", "1", "-o", "y"), "--max-drop: expected --val"),
+        (
+            ("compress", "vit_tiny_patch16_224", "--keep", "0.5", "--workers", "3", "-o", "y"),
+            "--workers: no files are read without --data",
+        ),
         (("compress", "{out}", "--plan", "{out}/plan.json", "-o", "y"), "compressed already"),
         (
             ("compress", "{out}", "--plan", "p", "--keep", "0.5", "-o", "y"),
@@ -218,7 +249,7 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         (("info", "[/nothing]"), "written by pmvit at [/nothing]; there is none"),
         (
             ("compress", "{out}", "--measured", "s", "--loss", "entropy", "--keep", "0.5", "-o", "y"),
-            "--loss: nothing is measured without --data",
+            "--loss: nothing is measured beside --measured or --plan",
         ),
         (
             (

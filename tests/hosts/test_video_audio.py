@@ -94,6 +94,13 @@ def test_dictionaries_of_processors_are_read() -> None:
             assert torch.allclose(found.projections.abs(), expected.abs(), atol=0.1 * float(expected.abs().max()))
 
 
+def test_videos_and_spectrograms_are_not_generated() -> None:
+    for name in ("videomae", "ast"):
+        with pytest.raises(pmvit.PmvitError, match="expected a model that takes images; this one takes"):
+            pmvit.measure(make(name), progress=False)
+    assert pmvit.measure(make("naflex"), limit=2, progress=False).images == 2
+
+
 def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path) -> None:
     from transformers import VideoMAEConfig, VideoMAEForPreTraining
 
