@@ -131,7 +131,7 @@ def _times(speeds: list[Row], runtime: str) -> str:
     return " / ".join("does not run" if each is None else f"{format_number(each[0], '.2f')}x" for each in found)
 
 
-def _tuned(rows: Sequence[Row], exports: dict[str, bool]) -> Iterator[Sequence[str]]:
+def _tuned(rows: list[Row], exports: dict[str, bool]) -> Iterator[Sequence[str]]:
     (original,) = pets_methods.of_seeds(rows, ORIGINAL, None).values()
     cost = format_number(original["gflops"], ".2f")
     yield "original", cost, NOT_MEASURED, percent(_mean([original], "correct")), *[NOT_MEASURED] * 3
