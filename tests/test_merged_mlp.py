@@ -155,7 +155,7 @@ def test_mistakes_get_one_line(plan: Plan) -> None:
 
 def test_other_image_sizes_are_refused(plan: Plan) -> None:
     small = pmvit.compress(small_vit(), plan)
-    with pytest.raises(ValueError, match=r"expected 37 tokens \(36 patches \+ 1 prefix\), got 26: was the plan"):
+    with pytest.raises(ValueError, match=r"expected 37 tokens \(36 patches \+ 1 prefix\), got 26: a fixed plan is for"):
         small.get_submodule("blocks.0")(torch.randn(1, 26, 48))
 
 
