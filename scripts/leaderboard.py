@@ -44,7 +44,7 @@ as `optimize_for_inference` leaves them."""
 TUNED = """## Tuned
 
 On Oxford Pets, ViT-Tiny, all by the same recipe and from the same original, the mean of the seeds
-([page](results_classification.md#pets_methods), with intervals)."""
+([page](../experiments/pets_methods.md), with intervals)."""
 ADD = """## Add a method
 
 One file, as [the guide](methods.md#adding-a-method-and-its-row) shows, and two commands:
@@ -69,8 +69,11 @@ def page(root: Path = ROOT) -> str:
         timed = {row["method"]: row for row in own if "environment" in row}
         if timed:
             parts += [SPEED, _speed(timed)]
-    titles = ("", "GFLOPs", "top-1, not tuned", "top-1, tuned", "agreement", "KL", "exports")
-    parts += [TUNED, markdown_table(titles, list(_tuned(root, exports))), ADD]
+    tuned = root / "experiments/pets_methods.json"
+    if tuned.exists():
+        titles = ("", "GFLOPs", "top-1, not tuned", "top-1, tuned", "agreement", "KL", "exports")
+        parts += [TUNED, markdown_table(titles, list(_tuned(read_rows(tuned), exports)))]
+    parts.append(ADD)
     return "\n\n".join(parts) + "\n"
 
 
@@ -123,8 +126,7 @@ def _times(speeds: list[Row], runtime: str) -> str:
     return " / ".join("does not run" if each is None else f"{format_number(each[0], '.2f')}x" for each in found)
 
 
-def _tuned(root: Path, exports: dict[str, bool]) -> Iterator[Sequence[str]]:
-    rows = read_rows(root / "experiments/pets_methods.json")
+def _tuned(rows: list[Row], exports: dict[str, bool]) -> Iterator[Sequence[str]]:
     (original,) = pets_methods.of_seeds(rows, ORIGINAL, None).values()
     cost = format_number(original["gflops"], ".2f")
     yield "original", cost, NOT_MEASURED, percent(_mean([original], "correct")), *[NOT_MEASURED] * 3
