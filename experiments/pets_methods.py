@@ -5,8 +5,8 @@
 Images and weights come from the folder that PMVIT_DATA names (`pets/images/{train,test}`, `weights`). Every run is
 checkpointed below `runs/pets_methods`, so that the command can be stopped and started again; rows land in
 `pets_methods.json` as they are measured, in the order of `RUNS`: what matters most comes first. Page and learning
-curves are made anew after every run, of the rows that are there. Accuracy is that of the last epoch: nothing is
-selected on the test images.
+curves are made of the rows that are there, at the start and after every run. Accuracy is that of the last epoch:
+nothing is selected on the test images.
 """
 
 from functools import cached_property, partial
@@ -155,10 +155,12 @@ def measure(rows: Rows) -> None:
     pets = Pets()
     rows.add(ORIGINAL_RUN.key(TUNED), partial(pets.tuned, ORIGINAL_RUN))
     for run in RUNS:
+        before = rows.added
         if run.gflops is not None:
             rows.add(run.key(COMPRESSED), partial(pets.compressed, run))
         rows.add(run.key(TUNED), partial(pets.tuned, run))
-        publish(rows.rows)
+        if rows.added > before:
+            publish(rows.rows)
 
 
 def of_seeds(rows: list[Row], method: str, gflops: float | None, stage: str = TUNED) -> dict[int, Row]:
@@ -263,5 +265,12 @@ def publish(rows: list[Row]) -> None:
     draw(rows)
 
 
+def main() -> None:
+    rows = Rows(RESULTS)
+    if rows.rows:
+        publish(rows.rows)
+    measure(rows)
+
+
 if __name__ == "__main__":
-    measure(Rows(RESULTS))
+    main()

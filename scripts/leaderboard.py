@@ -44,7 +44,7 @@ as `optimize_for_inference` leaves them."""
 TUNED = """## Tuned
 
 On Oxford Pets, ViT-Tiny, all by the same recipe and from the same original, the mean of the seeds
-([page](results_classification.md#pets_methods), with intervals)."""
+([page](../experiments/pets_methods.md), with intervals)."""
 NOT_YET = """## Tuned
 
 On Oxford Pets, the paper's plans were [tuned](results_classification.md#pets); other methods were not yet:

@@ -321,6 +321,7 @@ def test_the_leaderboard_has_a_method_as_soon_as_it_has_a_row(tmp_path: Path) ->
     rows = [compared("tome", 0.675, 0.05, False), compared("adaptive", 0.69, 0.02, True)]
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments/comparison.json").write_text(json.dumps(rows))
+    assert "## Tuned" not in leaderboard.page(tmp_path)
     (tmp_path / "experiments/pets_methods.json").write_text(json.dumps(pets))
     found = [line for line in leaderboard.page(tmp_path).splitlines() if line.startswith("| ")]
     assert found[1:3] == [

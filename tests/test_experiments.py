@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import figure3, segmenter_cost
+from experiments import figure3, pets_methods, segmenter_cost
 from experiments.__main__ import NAMES
 from experiments.common import FOLDER, Row, Rows, comparisons, interval, read_rows, read_settings
 from experiments.costs import agreement
@@ -102,6 +103,31 @@ def test_a_comparison_takes_differences_image_by_image() -> None:
     assert cells[:4] == ["other", "70.0", "1.000", "50.0 [0.0, 100.0]"]
     assert cells[4:6] == ["-50.0 [-100.0, +0.0]", "+0.0 [+0.0, +0.0]"]
     assert cells[7] == "+0.100 [+0.100, +0.100]"
+
+
+def test_the_page_of_tuned_methods_takes_differences_by_image_and_seed_and_says_what_is_missing() -> None:
+    def row(run: pets_methods.Run, correct: str, kl: list[float], stage: str = "tuned") -> Row:
+        found = {"correct": correct, "agrees": correct, "kl": kl}
+        return {"key": run.key(stage), "commit": "-", "gflops": run.gflops or 1.25, "curve": [0.5], **found}
+
+    ours, again, tome = (pets_methods.Run(*key) for key in (("adaptive", 0.73), ("adaptive", 0.73, 1), ("tome", 0.73)))
+    rows = [
+        row(pets_methods.ORIGINAL_RUN, "1111", [0.0] * 4),
+        row(ours, "1000", [0.9] * 4, "compressed"),
+        row(ours, "1110", [0.1, 0.2, 0.3, 0.4]),
+        row(again, "1111", [0.1] * 4),  # ToMe has no such seed
+        row(tome, "0000", [0.9] * 4, "compressed"),
+        row(tome, "1110", [0.2, 0.3, 0.4, 0.5]),
+    ]
+    text = pets_methods.markdown(rows)
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert [line[1:5] for line in lines[1:]] == [["2", "0.730", "25.0%", "87.5%"], ["1", "0.730", "0.0%", "75.0%"]]
+    assert lines[1][-2:] == ["-", "- |"]
+    assert lines[2][-2:] == ["+0.0 [+0.0, +0.0]", "+0.100 [+0.100, +0.100] |"]
+    (missing,) = re.findall(r"^Not measured: (.*)\.$", text, flags=re.MULTILINE)
+    assert len(missing.split("; ")) == len(pets_methods.RUNS) - 3
+    assert "ToMe at 0.73 (seed 1)" in missing
+    assert "0.86 GFLOPs" not in text
 
 
 def measure_three(path: Path, third: Callable[[], Row]) -> None:
