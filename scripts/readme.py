@@ -24,6 +24,7 @@ START, END = "<!-- made by python -m scripts.results -->\n", "<!-- until here --
 MODELS = {"DeiT-Tiny": "deit_tiny_patch16_224", "ViT-Tiny": "vit_tiny_patch16_224"}
 SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks: what experiments call their budgets
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "eager": "eager"}
+SPEEDS = {"": "optimized", "fixed plan, ": "fixed", "nothing merged, optimised alike, ": "original-optimized"}
 EQUAL_SPEED = "experiments/equal_speed.json"
 TOME = "ToMe (depends on the image)"
 Row = dict[str, Any]
@@ -119,22 +120,19 @@ def _segmentation(root: Path) -> Sequence[str]:
 
 
 def _speeds(root: Path) -> Iterable[Sequence[str]]:
-    """Every runtime; ToMe's of another run where ours has none, at its own GFLOPs."""
-    fixed = [row for row in _read(root, "benchmarks/deployment.json")["rows"] if row.get("keep") == 0.6]
-    adaptive = _read(root, "benchmarks/adaptive_speed.json")["rows"]
-    kinds = {"": ("benchmarks.adaptive_speed", adaptive), "fixed plan, ": ("benchmarks.deployment", fixed)}
+    """Every runtime, all of one run; ToMe at its own GFLOPs."""
+    rows = _read(root, "benchmarks/adaptive_speed.json")["rows"]
     for batch in (1, 16):
-        for kind, (module, rows) in kinds.items():
-            ours = [_speed(rows, "optimized", runtime, batch) for runtime in RUNTIMES]
-            theirs = [_speed(adaptive, "tome", runtime, batch) for runtime in RUNTIMES]
-            cost = _speed(rows, "compressed", "eager", batch)["gflops"]
+        for kind, variant in SPEEDS.items():
+            ours = [_speed(rows, variant, runtime, batch) for runtime in RUNTIMES]
+            theirs = [_speed(rows, "tome", runtime, batch) for runtime in RUNTIMES]
             yield (
                 f"DeiT-Small (4.60 GFLOPs), {kind}batch {batch}",
-                format_number(cost, ".2f"),
+                format_number(ours[0]["gflops"], ".2f"),
                 _named(ours),
                 _named(theirs),
                 format_number(theirs[0]["gflops"], ".2f"),
-                _made_by(module),
+                _made_by("benchmarks.adaptive_speed"),
             )
 
 
