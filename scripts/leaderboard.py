@@ -45,10 +45,6 @@ TUNED = """## Tuned
 
 On Oxford Pets, ViT-Tiny, all by the same recipe and from the same original, the mean of the seeds
 ([page](../experiments/pets_methods.md), with intervals)."""
-NOT_YET = """## Tuned
-
-On Oxford Pets, the paper's plans were [tuned](results_classification.md#pets); other methods were not yet:
-`python -m experiments.pets_methods` does that, in some hours."""
 ADD = """## Add a method
 
 One file, as [the guide](methods.md#adding-a-method-and-its-row) shows, and two commands:
@@ -76,9 +72,8 @@ def page(root: Path = ROOT) -> str:
     tuned = root / "experiments/pets_methods.json"
     if tuned.exists():
         titles = ("", "GFLOPs", "top-1, not tuned", "top-1, tuned", "agreement", "KL", "exports")
-        parts += [TUNED, markdown_table(titles, list(_tuned(read_rows(tuned), exports))), ADD]
-    else:
-        parts += [NOT_YET, ADD]
+        parts += [TUNED, markdown_table(titles, list(_tuned(read_rows(tuned), exports)))]
+    parts.append(ADD)
     return "\n\n".join(parts) + "\n"
 
 
