@@ -30,6 +30,7 @@ ORDER = {
         "experiments/measured_tuned.md": "Measured plans, tuned",
         "experiments/without_tuning.md": "Plans from scores, not tuned",
         "experiments/pets.md": "Compressed and tuned on Oxford Pets",
+        "experiments/pets_methods.md": "Methods tuned alike on Oxford Pets",
         "experiments/token_distillation.md": "Token-level distillation",
     },
     "Segmentation and feature maps": {
