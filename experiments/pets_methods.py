@@ -206,7 +206,7 @@ def markdown(rows: list[Row]) -> str:
             for run in missing
         )
         parts.append(f"Not measured: {'; '.join(named)}.")
-    parts.append(f"![Test accuracy after each epoch]({NAME}.png)")
+    parts += ["After each epoch, as it was measured on the way, in bfloat16:", f"![Test accuracy]({NAME}.png)"]
     return page(NAME, "Oxford Pets: methods side by side, tuned", rows, text, *parts)
 
 
@@ -255,7 +255,9 @@ def draw(rows: list[Row]) -> None:
             before = of_seeds(rows, method, gflops, COMPRESSED)[0]
             each = torch.tensor([row["curve"] for row in of_seeds(rows, method, gflops).values()])
             start = float(numbers([before], "correct").mean())
-            curves.append((f"{title_of(method)}, {gflops} GFLOPs", style, [start, *each.mean(0).tolist()]))
+            curves.append(
+                (f"{title_of(method).replace('**', '')}, {gflops} GFLOPs", style, [start, *each.mean(0).tolist()])
+            )
     draw_curves(curves, float(numbers([original], "correct").mean()), RESULTS.with_suffix(".png"))
 
 
