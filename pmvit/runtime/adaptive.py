@@ -20,6 +20,7 @@ from pmvit.prune_merge import is_recorded
 from pmvit.runtime.blocks.arguments import answer_like_block, arguments_of
 from pmvit.runtime.blocks.build import inference_block
 from pmvit.runtime.blocks.fold import Tables, Turn, sum_of
+from pmvit.runtime.blocks.step import GraphStep
 
 
 class Carried(NamedTuple):
@@ -81,7 +82,7 @@ class AdaptiveStage(nn.Module):
 
     def __init__(
         self,
-        step: MergeStep | None,
+        step: MergeStep | GraphStep | None,
         block: nn.Module,
         mlp: tuple[MeanOfPatches, nn.Module] | None,
         *,
@@ -131,7 +132,7 @@ class AdaptiveStage(nn.Module):
             undo = (*undo, (places, before - take(tokens, places)))
         if not self.size_weight:
             return Carried(tokens, sizes, None, undo, centres)
-        bias = sizes.log().mul(self.size_weight).transpose(1, 2)[:, None]
+        bias = sizes.log().mul(self.size_weight).reshape(-1, 1, 1, tokens.shape[1])
         if self.full_bias:
             bias = bias.expand(-1, -1, tokens.shape[1], -1).contiguous()
         return Carried(tokens, sizes, bias, undo, centres)
@@ -188,7 +189,7 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
             parts, order, num_outputs, config.target, inplace, None if mlp is None else "attention", given
         )
         stage = AdaptiveStage(
-            step,
+            step if step is None or config.target == "eager" else GraphStep(step, explicit=config.target == "onnx"),
             block,
             mlp,
             layout=host.layout,

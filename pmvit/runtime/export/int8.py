@@ -18,7 +18,7 @@ from torch import Tensor
 Node = TypeVar("Node")
 Array = NDArray[np.float32]
 ONNX_PRODUCTS = ("MatMul", "Gemm")
-CHOOSING = {"TopK", "ArgMin", "ArgMax"}  # what follows from these are places, not numbers
+CHOOSING = {"TopK", "ArgMin", "ArgMax", "Equal"}  # what follows from these are places, not numbers
 RANKED_ON = 8  # images
 WEIGHT_STEPS = 63  # from none to the largest weight of a channel
 
