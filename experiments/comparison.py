@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import pmvit
 from experiments.common import percent
 from pmvit.comparison import Comparison, ComparisonRow
-from pmvit.comparison.making import WEIGHTS, MethodInputs, make_smaller
+from pmvit.comparison.making import OURS, WEIGHTS, MethodInputs, make_smaller
 from pmvit.comparison.run import try_export
 from pmvit.data.opening import open_loader
 from pmvit.errors import PmvitError
@@ -33,6 +33,7 @@ from pmvit.files import write_atomically, write_text
 from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model
 from pmvit.measuring import TokenMetric
+from pmvit.methods import METHODS
 from pmvit.numbers.bootstrap import bootstrap
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.tables import format_number
@@ -44,6 +45,7 @@ MODELS = ("deit_tiny_patch16_224", "vit_tiny_patch16_224")
 MIDDLE = 0.86
 BUDGETS = (MIDDLE, 0.74, 0.99)  # GFLOPs of the plans that keep 0.7, 0.6 and 0.8 of the tokens
 RUNTIMES = ("eager", "onnxruntime", "openvino")
+VARIANTS = (*OURS, *(name for name, kind in METHODS.items() if not kind.needs_training), *WEIGHTS)
 
 Row = dict[str, Any]
 Batches = list[tuple[Tensor, Tensor]]
@@ -106,13 +108,14 @@ def measured(row: ComparisonRow, model: nn.Module, batches: Batches, reference: 
 def measure(rows: list[Row]) -> None:
     """Measure the rows that are not there yet and write them one by one."""
     for name in MODELS:
-        model = original(name)
-        known = inputs(name, model)
-        wanted = [(budget, variant) for budget in BUDGETS for variant in known.methods()]
         done = {key_of(row) for row in rows}
-        wanted = [key for key in wanted if (name, *key) not in done]
+        wanted = [
+            (budget, variant) for budget in BUDGETS for variant in VARIANTS if (name, budget, variant) not in done
+        ]
         if not wanted:
             continue
+        model = original(name)
+        known = inputs(name, model)
         batches = validation(model)
         with torch.inference_mode():
             reference = [predict(model, images) for images, _ in batches]

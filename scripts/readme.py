@@ -1,4 +1,4 @@
-"""The tables of results in the README, from what experiments and benchmarks measured: ToMe beside every budget of ours.
+"""The tables of results that come first: one in the README, more on the page of results, ToMe's beside ours in each.
 
     python -m scripts.results
 
@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments import equal_speed
-from experiments.common import read_rows
+from experiments import equal_speed, pets_methods
+from experiments.adaptive import ADAPTIVE, FIXED
+from experiments.common import ORIGINAL, read_rows
+from experiments.measured_planner import TOME
 from experiments.paired import numbers
 from pmvit.errors import PmvitError
 from pmvit.numbers.tables import format_number, markdown_table
@@ -26,8 +28,20 @@ SHARES = (0.79, 0.68, 0.58)  # of the FLOPs of the blocks: what experiments call
 RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "eager": "eager"}
 SPEEDS = {"": "optimized", "fixed plan, ": "fixed", "nothing merged, optimised alike, ": "original-optimized"}
 EQUAL_SPEED = "experiments/equal_speed.json"
-TOME = "ToMe (depends on the image)"
+COMPARED = (ADAPTIVE, TOME, FIXED)
 Row = dict[str, Any]
+
+
+def front(root: Path = ROOT) -> str:
+    """The one table of the README: what is kept at equal speed, and what tuning gives back."""
+    titles = ("", "at", *(equal_speed.LOOKS[method].label for method in COMPARED), "original", "how to measure it")
+    alone = (
+        f"{format_number(speed, '.1f')}x in {_place(runtime, batch)}"
+        for runtime, batch, _ in equal_speed.PLACES
+        for speed in [_passes_alone(read_rows(root / EQUAL_SPEED), runtime)]
+    )
+    table = markdown_table(titles, [*_kept(root), *_tuned(root)])
+    return f"{table}\n\nOf these speeds, what the passes of an export reach without merging: {', '.join(alone)}.\n"
 
 
 def tables(root: Path = ROOT) -> str:
@@ -48,12 +62,64 @@ def tables(root: Path = ROOT) -> str:
 
 
 def filled(text: str, root: Path = ROOT) -> str:
-    """The text of the README with its tables as they have to be."""
+    """The text of the README with its table as it has to be."""
     before, start, rest = text.partition(START)
     _, end, after = rest.partition(END)
     if not (start and end):
         raise PmvitError(f"expected the lines {START.strip()} and {END.strip()} in the README; one is missing")
-    return f"{before}{START}\n{tables(root)}\n{END}{after}"
+    return f"{before}{START}\n{front(root)}\n{END}{after}"
+
+
+def _kept(root: Path) -> Iterable[Sequence[str]]:
+    """Top-1 at speeds beyond what the passes alone make of the original, in the order of `COMPARED`."""
+    rows = read_rows(root / EQUAL_SPEED)
+    for title, model in MODELS.items():
+        original = numbers(next(iter(equal_speed.kept(model).values())), "original")
+        for runtime, batch, _ in equal_speed.PLACES:
+            for speed in (each for each in equal_speed.SPEEDS if each > _passes_alone(rows, runtime)):
+                found = [equal_speed.at(equal_speed.curve(rows, model, each, runtime), speed) for each in COMPARED]
+                if found[0] is not None:
+                    yield (
+                        f"{title}, ImageNet, not tuned, top-1",
+                        f"{format_number(speed, '.1f')}x in {_place(runtime, batch)}",
+                        *("-" if each is None else _percent(100 * original - each[0]) for each in found),
+                        _percent(100 * original),
+                        _made_by("experiments.equal_speed"),
+                    )
+
+
+def _passes_alone(rows: list[Row], runtime: str) -> float:
+    """Times as fast as the original, of the same after the passes."""
+    return max(float(row[equal_speed.PASSES][0]) for row in rows if row["key"]["runtime"] == runtime)
+
+
+def _place(runtime: str, batch: int) -> str:
+    return f"{equal_speed.RUNTIMES[runtime]}, batch {batch}"
+
+
+def _tuned(root: Path) -> Iterable[Sequence[str]]:
+    """Top-1 on Oxford Pets after tuning, the mean of the seeds, at the budgets at which ours were tuned."""
+    rows = _read(root, "experiments/pets_methods.json")
+
+    def of(method: str, gflops: float | None) -> list[Row]:
+        wanted = {"method": method, "gflops": gflops, "stage": pets_methods.TUNED}
+        return [row for row in rows if wanted.items() <= row["key"].items()]
+
+    whole = of(ORIGINAL, None)
+    for gflops in pets_methods.BUDGETS:
+        found = [of(method, gflops) for method in ("adaptive", "tome", "measured")]
+        if found[0]:
+            yield (
+                "ViT-Tiny, Oxford Pets, tuned, top-1",
+                f"{gflops} of {format_number(whole[0]['gflops'], '.2f')} GFLOPs",
+                *(_mean(each) if each else "-" for each in found),
+                _mean(whole),
+                _made_by("experiments.pets_methods"),
+            )
+
+
+def _mean(rows: Sequence[Row]) -> str:
+    return format_number(sum(map(_top1, rows)) / len(rows), ".1f")
 
 
 def _equal_speed(root: Path, methods: Sequence[str]) -> Iterable[Sequence[str]]:
@@ -67,7 +133,7 @@ def _equal_speed(root: Path, methods: Sequence[str]) -> Iterable[Sequence[str]]:
                 found = [equal_speed.at(points, speed) for points in curves]
                 if sum(each is not None for each in found) > 1:
                     yield (
-                        f"{title}, {RUNTIMES[runtime.replace('onnxruntime', 'onnx')]}, batch {batch}",
+                        f"{title}, {_place(runtime, batch)}",
                         f"{format_number(speed, '.1f')}x",
                         *("-" if each is None else _percent(100 * original - each[0]) for each in found),
                         _percent(100 * original),

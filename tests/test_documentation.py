@@ -274,19 +274,37 @@ def test_the_results_are_those_of_experiments_and_benchmarks() -> None:
     assert there | {"leaderboard.md"} == set(lengths)
 
 
-def test_the_readme_quotes_what_was_measured_with_tome_at_every_budget() -> None:
+def test_the_readme_quotes_what_was_measured_beside_tome() -> None:
     text = readme.PAGE.read_text(encoding="utf-8")
     assert text == readme.filled(text), "run python -m scripts.results"
-    equal, quality, speed = text.partition(readme.START)[2].partition(readme.END)[0].strip().split("\n\n")
+    table, said = text.partition(readme.START)[2].partition(readme.END)[0].strip().split("\n\n")
+    assert "without merging" in said
+    titles, rows = _table(table)
+    ours, theirs, whole = (titles.index(name) for name in ("ours", "ToMe", "original"))
+    assert len(rows) > 4
+    for row in rows:
+        assert float(row[ours]) > 0 < float(row[whole])
+        assert row[theirs] == "-" or float(row[theirs]) > 0
+    assert any(row[theirs] != "-" for row in rows)
+    named = set(re.findall(r"--(keep|gflops|flops-share)\b|\b(keep|gflops|flops_share)=", text))
+    assert {word for pair in named for word in pair if word} == {"gflops"}  # in commands as in the tables
+
+
+def test_the_page_of_results_has_tome_at_every_budget_and_speed() -> None:
+    equal, quality, speed = readme.tables().strip().split("\n\n")
     assert equal.count("\n") > 4
-    for table, name in ((quality, "ours"), (speed, "ours")):
-        titles, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
-        ours, theirs = titles.index(name), titles.index("ToMe")
+    for text in (quality, speed):
+        titles, rows = _table(text)
+        ours, theirs = titles.index("ours"), titles.index("ToMe")
         for row in rows:
             counted = [len(re.findall(r"\d+\.\d+", row[column])) for column in (ours, theirs)]
             assert counted[0] == counted[1] > 0
-    named = set(re.findall(r"--(keep|gflops|flops-share)\b|\b(keep|gflops|flops_share)=", text))
-    assert {word for pair in named for word in pair if word} == {"gflops"}  # in commands as in the tables
+
+
+def _table(text: str) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells."""
+    titles, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.strip().splitlines())
+    return titles, rows
 
 
 def test_a_new_result_is_collected_with_its_command_commit_and_pictures(tmp_path: Path) -> None:
