@@ -95,7 +95,7 @@ def time_operations(name: str, size: int, shares: dict[float, Row]) -> Row:
         x, config = torch.randn(1, prefix + before, width), MetricConfig()
         step = MergeStep(torch.randn(width, config.rank), before, merges, prefix)
         sizes = torch.ones(1, prefix + before, 1)
-        work[f"step {before} {merges}"] = lambda: step(x, sizes)
+        work[f"step {before} {merges}"] = lambda: step(x, sizes, before)
 
     add_block(patches)
     for row in shares.values():
