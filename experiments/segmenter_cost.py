@@ -76,7 +76,7 @@ def random_scores(model: nn.Module, cost: ModelCost) -> pmvit.Scores:
         images=0,
         model="random",
         data="none",
-        skip=host.reading().default_skip,
+        skip=host.reading().scored_skip,
     )
 
 

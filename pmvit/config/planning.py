@@ -91,8 +91,9 @@ class PlanConfig:
         steps: Blocks before which adaptive plans merge tokens, at most. Fewer take less time to compare tokens, which
             counts in small models; more keep more at the same FLOPs.
         skip: Blocks that are left alone; negative numbers count from the last. If not given, those that the model's
-            host names: none of a classifier, the first two of a feature extractor or DPT, the first two and the last
-            two of a Segmenter. For an adaptive plan: blocks before which nothing merges; if not given, none.
+            host names: none of a classifier, the first two of a feature extractor or DPT, and for plans from scores, as
+            in the paper, the first two and the last two of a Segmenter. For an adaptive plan: blocks before which
+            nothing merges; if not given, none.
         method: What the plan is made from: a metric (adaptive), merge costs (measured) or scores (scored). If not
             given, what there is.
     """

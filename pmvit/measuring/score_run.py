@@ -90,7 +90,7 @@ def score(
         data=str(getattr(loader, "name", type(loader).__name__)),
         grids=tuple(layout.grid for layout in layouts),
         windows=tuple(layout.windows for layout in layouts),
-        skip=host.reading().default_skip,
+        skip=host.reading().scored_skip or host.reading().default_skip,
     )
     if config.scorer == "random":
         generator = torch.Generator().manual_seed(config.seed)

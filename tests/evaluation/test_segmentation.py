@@ -121,7 +121,7 @@ def test_compress_and_evaluate_by_name(checkpoint: Path, tmp_path: Path) -> None
     )
     assert result.exit_code == 0, result.output
     plan = json.loads((tmp_path / "small" / "plan.json").read_text())
-    assert plan["made_by"]["plan"]["skip"] == [0, 1, -2, -1]
+    assert plan["made_by"]["plan"]["skip"] == []  # that is for plans from scores
     shown = run("evaluate", tmp_path / "small", *reading)
     assert shown.exit_code == 0, shown.output
     assert "mIoU" in shown.output
@@ -135,13 +135,14 @@ def test_compress_and_evaluate_by_name(checkpoint: Path, tmp_path: Path) -> None
     assert json.loads(images_alone.stdout)["agreement"] <= 1
 
 
-def test_skip_none_and_options_of_other_models(checkpoint: Path, tmp_path: Path) -> None:
+def test_blocks_to_skip_and_options_of_other_models(checkpoint: Path, tmp_path: Path) -> None:
     folder = plain(tmp_path / "data", [0, 1, 2], count=2)
     named = ("segmenter:vit_tiny_patch16_384", "--weights", checkpoint)
     reading = ("--data", folder, "--workers", 0, "--method", "measured")
-    result = run("compress", *named, *reading, "--keep", 0.5, "--skip", "none", "-o", tmp_path / "m")
-    assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "m" / "plan.json").read_text())["made_by"]["plan"]["skip"] == []
+    for said, skip in (("none", []), ("0,-1", [0, -1])):
+        result = run("compress", *named, *reading, "--keep", 0.5, "--skip", said, "-o", tmp_path / said)
+        assert result.exit_code == 0, result.output
+        assert json.loads((tmp_path / said / "plan.json").read_text())["made_by"]["plan"]["skip"] == skip
     refused = run("measure", "vit_tiny_patch16_224", "--data", folder, "--classes", 3, "-o", tmp_path / "s.json")
     assert refused.exit_code != 0
     assert "expected beside segmenter:NAME alone" in str(refused.exception)

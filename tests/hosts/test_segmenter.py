@@ -155,7 +155,7 @@ def test_onnx_gives_the_same(tmp_path: Path) -> None:
     assert exported.agreement > 0.999
 
 
-def test_the_first_and_last_two_blocks_are_left_alone_unless_told() -> None:
+def test_plans_from_scores_leave_the_first_and_last_two_blocks_alone_unless_told() -> None:
     model = small_segmenter()
     scores = pmvit.measure(model, [], method="scored", scorer="random")
     assert sorted(pmvit.plan(scores, keep=0.5).layers) == [2, 3]
@@ -166,7 +166,7 @@ def test_the_first_and_last_two_blocks_are_left_alone_unless_told() -> None:
     assert sorted(pmvit.plan(shallow, keep=0.5).layers) == [0, 1, 2]
 
 
-def test_default_skip_is_saved_with_the_scores(tmp_path: Path) -> None:
+def test_what_is_skipped_is_saved_with_the_scores(tmp_path: Path) -> None:
     scores = pmvit.measure(small_segmenter(), [], method="scored", scorer="random")
     scores.save(tmp_path / "scores.json")
     assert pmvit.Scores.load(tmp_path / "scores.json").skip == (0, 1, -2, -1)

@@ -206,7 +206,7 @@ class SegmenterHost(TimmViT):
 
     def reading(self) -> Reading:
         names = self.block_names()
-        return Reading([names], None, (0, 1, -2, -1) if len(names) > 4 else ())
+        return Reading([names], None, scored_skip=(0, 1, -2, -1) if len(names) > 4 else ())
 
     def describe(self, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         own = (*ARGUMENTS, "image_size")  # are read off the model
