@@ -40,9 +40,10 @@ def compress(model: Model, what: Recipe, *, learn: Learn = "group", inplace: boo
 
     Args:
         model: The model to compress; a copy is, unless `inplace`.
-        what: A `Plan`, which says what happens in each block (those where it keeps every token are left unwrapped, and
-            as many tokens come out as went in); or a method of `pmvit.methods`, as `Tome(r=13)`.
-        learn: What fine-tuning may change of a plan's M and R: `group` weights of the planned members, or `dense`
+        what: What `plan` returned: an `AdaptivePlan`, which says how many tokens merge before each block, or a fixed
+            `Plan`, which says which do. Blocks in which nothing merges stay unwrapped, and as many tokens leave a block
+            as entered it. Or a method of `pmvit.methods`, as `Tome(r=13)`.
+        learn: What fine-tuning may change of a fixed plan's M and R: `group` weights of the planned members, or `dense`
             matrices.
         inplace: Change the given model instead of a copy of it.
 
@@ -238,7 +239,7 @@ def decompress(model: Model) -> Model:
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """The plan that a model was compressed by, `None` if none was."""
+    """The fixed plan that a model was compressed by; `None` if it is not compressed, or by something else."""
     compression = compression_of(model)
     return compression.what if compression is not None and isinstance(compression.what, Plan) else None
 

@@ -113,11 +113,11 @@ def compress(
     """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
     By default, the plan says how many tokens merge before each block and lets every image choose which: it is measured
-    on --data, without it on images that pmvit generates. --method
-    measured makes a fixed plan, from what merges change in the predictions. Where attention stays inside windows, and
-    with options that only scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --speedup is for a
-    --runtime and --batch, --max-drop for the images of --val: plans are tried until one fits. --method tome, evit,
-    tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
+    on --data, without it on images that pmvit generates. --method measured makes a fixed plan, from what merges change
+    in the predictions. Where attention stays inside windows, and with options that only scores have (--prune, --loss,
+    --scope, ...), tokens are scored by Eq. 9. --speedup is for a --runtime and --batch, --max-drop for the images of
+    --val: plans are tried until one fits. --method tome, evit, tofu, ... (docs/methods.md) compresses by that method;
+    --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
     from pmvit import methods
