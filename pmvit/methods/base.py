@@ -137,9 +137,13 @@ class Method(ABC):
         """Its name and options as JSON data."""
         return {"name": self.name, "options": asdict(self)}
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved beside `to_json`: nothing."""
+        return {}
+
     @staticmethod
-    def from_json(text: str, where: str = "method") -> "Method":
-        """The method that `to_json` wrote."""
+    def from_json(text: str, where: str = "method", tensors: Mapping[str, Tensor] | None = None) -> "Method":
+        """The method that `to_json` wrote; there are no tensors beside it."""
         description = check_fields(parse_json(text, where), ("name", "options"), where)
         name = typed(str, description["name"], f"{where}: name")
         return make_method(name, **typed(dict[str, Any], description["options"], f"{where}: options"))

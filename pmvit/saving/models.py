@@ -22,7 +22,6 @@ from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
 from pmvit.locks import only_writer
 from pmvit.measuring.flops import Flops, flops
-from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.saving.card import CardDetails, write_card
 from pmvit.saving.commands import read_commands, record_commands, versions
 from pmvit.saving.hub import local_path
@@ -38,7 +37,7 @@ from pmvit.saving.parts import (
 )
 from pmvit.saving.sizes import check_fits, check_matrices
 from pmvit.tensors import FLOATS, checksum, dtype_called, read_shapes, read_tensors, write_tensors
-from pmvit.wrapping import Tuned
+from pmvit.wrapping import Recipe, Tuned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,7 +86,7 @@ def save(
     tensors = dict(model.state_dict())
     for name in tied_parameters(model):
         del tensors[name]
-    if compression is not None and isinstance(compression.what, AdaptivePlan):
+    if compression is not None:
         tensors |= {f"{OF_RECIPE}{name}": value for name, value in compression.what.tensors().items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     config = {
@@ -237,11 +236,11 @@ def load(
         kind = record["kind"]
         if kind not in RECIPES or f"{kind}.json" not in documents:
             raise PmvitError(f"{path}: expected a model with its {' or '.join(RECIPES)}; got one with {kind!r}")
-        brought = {}
-        if kind == AdaptivePlan.kind:
-            names = [name for name in tensors if name.startswith(OF_RECIPE)]
-            brought = {"tensors": {name.removeprefix(OF_RECIPE): tensors.pop(name) for name in names}}
-        what = resolve_name(RECIPES[kind])(documents[f"{kind}.json"], f"{path}: {kind}", **brought)
+        names = [name for name in tensors if name.startswith(OF_RECIPE)]
+        brought = {name.removeprefix(OF_RECIPE): tensors.pop(name) for name in names}
+        what: Recipe = resolve_name(RECIPES[kind])(documents[f"{kind}.json"], f"{path}: {kind}", brought)
+        if odd := sorted(brought.keys() - what.tensors().keys()):
+            raise PmvitError(f"{path}: unexpected tensor {OF_RECIPE + odd[0]!r}, which is not of its {what.title}")
         check_matrices(what, record["learn"], shapes, str(path))
         tuned = record.get("tuned", [])
         if not isinstance(tuned, list) or any(one not in get_args(Tuned) for one in tuned):
