@@ -13,6 +13,7 @@ from pmvit.compression import plan_of_image, record_source
 from pmvit.config import FinetuneConfig
 from pmvit.data.demo import CLASSES, DEMO, demo_images, demo_loader, demo_model
 from pmvit.files import write_text
+from pmvit.measuring import kind_of
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.measures import MEASURES
 from pmvit.numbers.tables import format_number
@@ -57,7 +58,7 @@ def run(output: Path, console: Console) -> dict[str, Any]:
     original = {"top1": compressed.reference_top1, "images": compressed.images}
     evaluations = {"original": original, "compressed": asdict(compressed), "tuned": asdict(tuned)}
     pmvit.save(small, output, card=CardDetails(evaluations, {"finetune": asdict(TUNING)}))
-    measured.save(measured_file(output, measured.config))
+    measured.save(measured_file(output, kind_of(measured)))
     write_text(output / METRICS, metrics)
     draw_blocks(small, blocks_of(small, image), image, name).save(output / "blocks.png", "png")
     page = pmvit.report(output, output / "report.html", data=DEMO, original=model)

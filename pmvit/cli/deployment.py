@@ -13,6 +13,7 @@ from pmvit.cli.common import measured_on, open_images, open_model, split_folders
 from pmvit.cli.completion import BENCHMARKED, METHODS, VARIANTS, Runtime, some_of
 from pmvit.cli.screen import console
 from pmvit.config import MergeCostConfig, MetricConfig, PlanConfig, PlanOptions, ScoreConfig
+from pmvit.config.measuring import OURS, Measurement
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pmvit.numbers.tables import Results
 
 AGAINST, EAGER = "original,compressed,optimized,bound", "eager"
-OURS = {"prune-merge": "scored", "measured": "measured", "adaptive": "adaptive"}  # and what each is made from
 
 
 @opt.verb
@@ -90,7 +90,7 @@ def compare(
         for kind, (name, measurement), config in zip(evidence, OURS.items(), configs, strict=False):
             is_asked = (names is None or name in names) and measurement in measurable(host_of(network))
             if evidence[kind] is None and is_asked:
-                file = measured_file(output or Path(), config)
+                file = measured_file(output or Path(), measurement)
                 evidence[kind] = measured_on(measure_data, config, network, file, reading)
         read = asdict(opt.ReadingOptions(**reading))
         evidence["images"] = open_loader(network, measure_data, shuffle=True, **read)
@@ -162,7 +162,7 @@ def curve(
     written, too: pmvit compress MODEL --plan takes it.
     """
     import pmvit
-    from pmvit.measuring import measure_config, read_measured
+    from pmvit.measuring import kind_of, measure_config, read_measured
     from pmvit.pipeline import measured_file
     from pmvit.planning.adaptive import AdaptivePlan
     from pmvit.planning.planner import plan_by
@@ -181,7 +181,7 @@ def curve(
     network = open_model(model, making, device)
     if data is not None:
         how = measure_config(network, method or config.measurement, measuring)
-        found = measured_on(data, how, network, measured_file(output, how), reading)
+        found = measured_on(data, how, network, measured_file(output, kind_of(how)), reading)
     else:
         found = read_measured(measured) if measured is not None else _measured_beside(network, Path(model))
     result = pmvit.curve(
@@ -218,7 +218,8 @@ def _measured_beside(model: "nn.Module", path: Path) -> "Measured":
     compression = compression_of(model)
     if compression is not None and isinstance(compression.what, AdaptivePlan):
         return compression.what.metric
-    files = [measured_file(path, config) for config in (MergeCostConfig(), ScoreConfig())]
+    kinds: tuple[Measurement, ...] = ("measured", "scored")
+    files = (measured_file(path, kind) for kind in kinds)
     file = next((file for file in files if file.exists()), None)
     if file is None:
         raise PmvitError(

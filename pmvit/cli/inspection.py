@@ -9,7 +9,6 @@ import typer
 from pmvit.cli import options as opt
 from pmvit.cli.common import open_images, open_model, warn_of
 from pmvit.cli.screen import console
-from pmvit.config import ScoreConfig
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def visualize(
     from pmvit.pipeline import measured_file
     from pmvit.reporting.blocks import planned
 
-    network, beside = pmvit.load(model, device=device), measured_file(model, ScoreConfig())
+    network, beside = pmvit.load(model, device=device), measured_file(model, "scored")
     found = scores or (beside if beside.is_file() else None)
     made = pmvit.visualize(
         network,

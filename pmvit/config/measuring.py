@@ -14,6 +14,11 @@ Loss = Literal["labels", "predicted", "entropy", "embedding"]
 Parts = Literal["split", "whole"]
 Groups = Literal["neighbours", "any"]
 
+OURS: dict[str, Measurement] = {  # plans of ours, by the names that `compare` has for them
+    "prune-merge": "scored",
+    "measured": "measured",
+    "adaptive": "adaptive",
+}
 PAPER_SCORES: dict[str, Any] = {"abs_per_sample": False}  # what the paper's code does, where the defaults do not
 
 
