@@ -38,8 +38,9 @@ def evaluate(
     """Measure accuracy; agreement with the original, if the model is compressed; mIoU of a segmenter."""
     import pmvit
     from pmvit.compression import compression_of
-    from pmvit.evaluation.reference import TITLES, reference_for
+    from pmvit.evaluation.reference import reference_for
     from pmvit.evaluation.segmentation import evaluate_segmentation, labels_pixels
+    from pmvit.numbers.measures import REFERENCES
 
     network = open_model(model, making, device)
     loader = open_images(network, data, reading, limit, strict=strict)
@@ -57,7 +58,7 @@ def evaluate(
     found = asdict(result)
     own, compared = _rows(found)
     if result.reference is not None:
-        own.append(("compared with", TITLES[result.reference]))
+        own.append(("compared with", REFERENCES[result.reference]))
     console.table((f"{result.images} images", model), [*own, *compared])
     warn_of(loader.broken)
     return {**found, "broken_files": loader.broken}

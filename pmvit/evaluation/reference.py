@@ -9,9 +9,10 @@ from torch import nn
 from pmvit.compression import compression_of, decompress
 from pmvit.errors import PmvitError
 from pmvit.loading import create_model, original_model
+from pmvit.numbers.measures import REFERENCES
 from pmvit.wrapping import fingerprint
 
-TITLES = {"original": "the original", "uncompressed": "the same weights uncompressed", "other": "another model"}
+HEADINGS = {"original": "original", "uncompressed": "uncompressed, same weights", "other": "other model"}
 
 
 class Reference(NamedTuple):
@@ -29,7 +30,12 @@ class Reference(NamedTuple):
     @property
     def title(self) -> str:
         """In tables."""
-        return TITLES[self.name]
+        return REFERENCES[self.name]
+
+    @property
+    def heading(self) -> str:
+        """Above or beside a picture."""
+        return HEADINGS[self.name]
 
 
 def reference_for(model: nn.Module, given: str | Path | nn.Module | None = None) -> Reference:

@@ -24,8 +24,6 @@ from pmvit.reporting.class_names import class_names
 from pmvit.reporting.images import readable
 from pmvit.reporting.pictures.segmentation import Segmentation, SegmentedImage
 
-COLUMNS = {"original": "original", "uncompressed": "uncompressed (same weights)", "other": "other model"}
-
 
 def segment(
     model: nn.Module,
@@ -67,7 +65,7 @@ def segment(
     titles = ("original", "model")
     if compression_of(model) is not None:
         reference = reference_for(model, original)
-        original, titles = reference.model, (COLUMNS[reference.name], "compressed")
+        original, titles = reference.model, (reference.heading, "compressed")
     models = [model] if original is None else [original, model]
     traits = []
     for each in (model, models[0]):

@@ -29,7 +29,6 @@ from pmvit.reporting.pictures.tiles import SHARES, TILE, Heading, Legends, Row, 
 What = Literal["blocks", "cam", "maps"]
 Formats = Literal["png", "svg", "both"]
 Rows = dict[tuple[str, ...], Sequence[Tile]]  # by their names, in lines
-REFERENCES = {"original": "original", "uncompressed": "uncompressed, same weights", "other": "other model"}
 NO_MAP = ("no map: what follows", "reads none of its patches")
 STATES = {"kept": "kept: as it is", "merged": "merged: in the colour of its group", "pruned": "pruned: white"}
 RECONSTRUCTED = {
@@ -168,7 +167,7 @@ def draw_cam(
     image = InputImages(model).visible(pixels)
     shown, grey = _photograph(image), _photograph(image.mean(0, keepdim=True))
     original = explain(reference.model, pixels)
-    explained = {REFERENCES[reference.name]: original, "compressed": explain(model, pixels, original.target)}
+    explained = {reference.heading: original, "compressed": explain(model, pixels, original.target)}
     rows: Rows = {}
     for title, each in explained.items():
         tiles = []
