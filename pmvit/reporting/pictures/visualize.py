@@ -15,6 +15,7 @@ from pmvit.evaluation.reference import Reference, reference_for
 from pmvit.hosts import host_of
 from pmvit.measuring import Scores
 from pmvit.methods.base import numbers_of_blocks
+from pmvit.numbers.colours import NEUTRAL, Colour
 from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.progress import track
 from pmvit.reporting.blocks import Block, blocks_of, check_scores, planned, sizes
@@ -22,7 +23,6 @@ from pmvit.reporting.class_names import class_names, name_of
 from pmvit.reporting.images import InputImages, photograph, readable
 from pmvit.reporting.pictures import patches
 from pmvit.reporting.pictures.cam import HEAT, MOST, agreement, explain, heat
-from pmvit.reporting.pictures.colours import NEUTRAL, Colour
 from pmvit.reporting.pictures.figure import Format, Layer, PixelFigure, numbered_stem
 from pmvit.reporting.pictures.tiles import SHARES, TILE, Heading, Legends, Row, Tile, draw_tiles, tile_size
 

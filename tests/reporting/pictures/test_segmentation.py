@@ -18,7 +18,7 @@ from pmvit.data.segmentation import open_pairs
 from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.hosts import host_of
 from pmvit.hosts.segmenter.model import Segmenter
-from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, distances, palette, to_oklab
+from pmvit.numbers.colours import NEUTRAL, OKABE_ITO, distances, palette, to_oklab
 from pmvit.reporting.pictures.segmentation import (
     BETTER,
     CHANGED,
