@@ -244,6 +244,12 @@ def export(
     data: Annotated[
         str | None, typer.Option("--data", help="Images to compare on, and to calibrate on with --int8.")
     ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Use so many images at most.", show_default="8; 16 for an adaptive plan, 256 with --int8"
+        ),
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise to eight bits (onnx, openvino).")] = False,
     threads: opt.Threads = None,
     device: Annotated[str, typer.Option(help="cpu, where every runtime can be compared.")] = "cpu",
@@ -259,7 +265,7 @@ def export(
             "and the like, and runs wherever its runtime does"
         )
     sizes = [None] if img_size is None else opt.whole_numbers("--img-size", [img_size])
-    how: dict[str, Any] = {"to": to, "batch": batch, "int8": int8, "threads": threads}
+    how: dict[str, Any] = {"to": to, "batch": batch, "limit": limit, "int8": int8, "threads": threads}
     written = []
     for side in sizes:
         file = output if len(sizes) == 1 else output.with_stem(f"{output.stem}-{side}")
