@@ -57,6 +57,8 @@ MEASURES = {
 }
 QUALITIES = ("top1", "miou", "cosine", "kl", "agreement", "pixel_agreement")  # the first that was measured decides
 
+IN_POINTS = ("top1", "miou", "agreement", "pixel_agreement", "cosine")  # the same for what a loss in points is of
+
 
 def main_measure(measured: Mapping[str, Any]) -> str | None:
     """The measure that says how good a model is: accuracy where there are labels, else nearness to the original."""
