@@ -170,9 +170,9 @@ def open_validation(
     process: tuple[int, int],
     first_label: int | None,
 ) -> Any:
-    """Batches for one of several processes to validate on, again and again; `None` of `None`.
+    """Batches of validation images for one of several processes, which can be read again; `None` if there is no data.
 
-    Images with masks come whole; of others, every process gets 64 at a time.
+    Images with masks come whole, one at a time; of others, every process gets 64 at a time.
     """
     count = process[1]
     if data is None:

@@ -350,7 +350,11 @@ def choose_samples(source: Source | Stream, most: int) -> list[Sample]:
 
 
 def reader_part(process: tuple[int, int]) -> tuple[int, int]:
-    """Which of how many parts of a stream is for this worker of this training process."""
+    """Which part of a stream this worker reads, and how many parts there are: one a worker of a training process.
+
+    Args:
+        process: Rank and world size of training.
+    """
     worker = get_worker_info()
     number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
     return process[0] * workers + number, process[1] * workers

@@ -47,9 +47,11 @@ class Site(NamedTuple):
 
 
 class MethodBlock(WrappedBlock, Generic[M]):
-    """A block as a method runs it. A subclass has a `forward`, or, for what blocks hand on beside the tokens, a `run`:
+    """A block as a method runs it.
 
-    from the tokens, and what the block before handed on if there was one, to the tokens and what to hand on.
+    A subclass has a `forward` from tokens to tokens. If blocks pass more than tokens to each other, it has a `run`
+    instead: its arguments are the tokens and what the block before returned beside them (nothing, for the first), and
+    it returns the tokens and what the next block gets.
     """
 
     block: Any

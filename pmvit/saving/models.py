@@ -281,7 +281,10 @@ def _old_places(path: Path) -> list[Path]:
 
 
 def _found(data: Any, path: Path) -> Original:
-    """The original as a model that is at `path` knows it: that model, too, may hold its weights."""
+    """The record of the original in a model that is read from `path`.
+
+    The model at `path` is added to those that may hold the original's weights: it may be tuned from now on.
+    """
     original = _moved(config_from(Original, data, f"{path}: original"), path, to_file=False)
     if original.fingerprint is None:
         return original
@@ -289,7 +292,8 @@ def _found(data: Any, path: Path) -> Original:
 
 
 def _moved(original: Original, path: Path, *, to_file: bool) -> Original:
-    """With its paths as a file beside them has them, so that all can be moved together; or as they are from here."""
+    """With paths relative to the saved model at `path` (`to_file`), so that both can be moved together; or, when it is
+    read, as they are from here."""
     folder = path.parent if path.suffix == ".safetensors" else path
 
     def moved(text: str) -> str:
@@ -302,7 +306,7 @@ def _moved(original: Original, path: Path, *, to_file: bool) -> Original:
 
 
 def _without_places(original: Original) -> Original:
-    """What it is called without the folders that it is in: whether it had weights of its own is still to be seen."""
+    """Without folders of this machine: of the source and the weights file the names alone are left."""
     source, weights = original.source, original.weights
     if source is not None and Path(source).exists():
         source = Path(source).name

@@ -151,7 +151,7 @@ def draw_blocks(model: nn.Module, blocks: Sequence[Block], pixels: Tensor, name:
     shown = _photograph(image)
     merged, back = [], []
     for block in blocks:
-        grid, layer = block.layout.sheet, block.layer
+        grid, layer = block.layout.drawn_grid, block.layer
         merged.append(Tile((shown, Layer(patches.merged_map(image, layer, grid)))))
         returned = patches.reconstructed(pixels, layer, grid, block.returns, reconstruct)
         back.append(Tile((shown if layer.is_identity else _photograph(images.visible(returned)),)))
@@ -203,14 +203,14 @@ def draw_maps(model: nn.Module, blocks: Sequence[Block], scores: Scores | None, 
         if scores is not None:
             values = scores.of(number).tolist()
             span = f"{min(values):.1e} to {max(values):.1e}"
-            marked.append(Tile((Layer(patches.value_map(values, layout.sheet)),), (span,)))
-        layers = [Layer(patches.group_map(layer, layout.sheet))]
+            marked.append(Tile((Layer(patches.value_map(values, layout.drawn_grid)),), (span,)))
+        layers = [Layer(patches.group_map(layer, layout.drawn_grid))]
         if layout.windows is not None:
             regions = layout.windows.regions(layout.grid).flatten()[layout.windows.places(layout.grid)]
-            layers.append(Layer(patches.borders(regions.tolist(), layout.sheet)))
+            layers.append(Layer(patches.borders(regions.tolist(), layout.drawn_grid)))
         several, most = sum(len(members) > 1 for members in layer.members()), max(patches.group_sizes(layer))
         groups.append(Tile(tuple(layers), (f"{several} groups, {layer.num_kept - several} alone",)))
-        layers = [Layer(patches.size_map(layer, layout.sheet, largest))]
+        layers = [Layer(patches.size_map(layer, layout.drawn_grid, largest))]
         counts.append(Tile(tuple(layers), (f"up to {most}" if most > 1 else "1 each",)))
     steps = sorted({round(size) for size in np.geomspace(1, largest, min(largest, 5))})
     colours = zip(patches.size_colours(steps, largest).tolist(), steps, strict=True)
@@ -243,7 +243,7 @@ def _draw(
     shown: Layer | None = None,
 ) -> PixelFigure:
     """Rows of tiles under a title and a line that says which model it is and what was done to it."""
-    plan, size = planned(model), tile_size(block.layout.sheet for block in blocks)
+    plan, size = planned(model), tile_size(block.layout.drawn_grid for block in blocks)
     merges = plan.merges if isinstance(plan, AdaptivePlan) else None
     grids = sizes([layout.grid for layout in host_of(model).layouts()])
     about = (
