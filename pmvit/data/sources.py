@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from pmvit.data.batches import LABEL_COLUMNS, count_items, described, split_item
 from pmvit.data.generated import GeneratedImages
 from pmvit.data.samples import Mask, Sample
-from pmvit.errors import PmvitError, PmvitWarning
+from pmvit.errors import PmvitError, PmvitWarning, first_line
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")  # of image files
 SHUFFLE_BUFFER = 2000
@@ -135,8 +135,7 @@ class _HuggingFace:
             else:
                 dataset = datasets.load_dataset(path, split=split, streaming=streaming)
         except (OSError, ValueError, KeyError) as error:
-            reason = next(iter(str(error).strip().splitlines()), repr(error))
-            raise PmvitError(f"could not open the dataset {path} ({split}): {reason}") from None
+            raise PmvitError(f"could not open the dataset {path} ({split}): {first_line(error)}") from None
         features = dataset.features
         if features is None:
             raise PmvitError(f"{path} does not say what its columns are: give it features")

@@ -153,6 +153,13 @@ def rotary_of_patches(cos: Tensor, sin: Tensor, num_prefix: int, interleaved: bo
     )
 
 
+def inner_block(block: nn.Module) -> AnyModule:
+    """The host's block inside what stands in its place: a wrapper, and what runs the block in it on groups."""
+    while isinstance(inside := getattr(block, "block", None) or getattr(block, "host", None), nn.Module):
+        block = inside
+    return block
+
+
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value out of one projection of (batch, tokens, 3 * width), each with a dimension of heads."""
     query, key, value = qkv.unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)

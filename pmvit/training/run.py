@@ -20,7 +20,7 @@ from pmvit.data.opening import ImageData, as_loader, open_images, open_validatio
 from pmvit.data.sources import has_pixel_labels, is_dataset
 from pmvit.data.training import LoaderData, SourceData, TrainingData
 from pmvit.data.transforms import Preparation, color_mode, training_transform
-from pmvit.errors import PmvitError
+from pmvit.errors import PmvitError, first_line
 from pmvit.evaluation.reference import Reference
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
@@ -210,7 +210,7 @@ def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) 
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=freezes_midway)],
         )
     except (ImportError, ValueError) as error:
-        raise PmvitError(f"accelerate cannot be set up as asked ({str(error).splitlines()[0]})") from None
+        raise PmvitError(f"accelerate cannot be set up as asked ({first_line(error)})") from None
 
 
 def training_data(
