@@ -104,7 +104,7 @@ def segment(
     made = pmvit.segment(
         pmvit.load(model, device=device),
         data,
-        original=None if original is None else pmvit.load(original, device=device),
+        original=original,
         images=limit,
         names=names,
         stride=stride,
@@ -158,7 +158,7 @@ def visualize(
         limit=limit,
         formats=cast("Formats", formats),
         scores=None if found is None else pmvit.Scores.load(found),
-        original=None if original is None else pmvit.load(original, device=device),
+        original=original,
         names=names,
     )
     for path in (*made.maps, *(path for paths in made.images.values() for path in paths)):

@@ -63,7 +63,7 @@ def visualize(
     limit: int = 8,
     formats: Formats = "both",
     scores: Scores | None = None,
-    original: nn.Module | None = None,
+    original: str | Path | nn.Module | None = None,
     names: str | Path | None = None,
     progress: bool = True,
 ) -> Visualized:
@@ -80,8 +80,8 @@ def visualize(
         limit: How many images, taken evenly from all there are.
         formats: `png`, `svg` or `both`.
         scores: Those the plan was made from, for their map.
-        original: What Grad-CAM is compared with; if not given, what the model was made of or, if that is not at hand,
-            the same weights uncompressed.
+        original: What Grad-CAM is compared with: a model, or its name or path as `create_model` takes it; if not given,
+            what the model was made of or, if that is not at hand, the same weights uncompressed.
         names: A text file with the names of the classes, one a line; those that the model says if not given.
         progress: Show a progress bar.
 
@@ -94,9 +94,9 @@ def visualize(
     check_scores(scores, model)
     wanted = range(plan.depth) if blocks is None else numbers_of_blocks(blocks, plan.depth, "blocks")
     chosen = [] if isinstance(plan, AdaptivePlan) else [block for block in blocks_of(model) if block.number in wanted]
-    if original is not None and host_of(original).layouts() != host_of(model).layouts():
+    reference = reference_for(model, original) if "cam" in what or original is not None else None
+    if reference is not None and host_of(reference.model).layouts() != host_of(model).layouts():
         raise PmvitError("original: expected a model with the same blocks and grids; got one with others")
-    reference = reference_for(model, original) if "cam" in what else None
     prepared, titles, made, folder = InputImages(model), class_names(model, names), Visualized(), Path(output)
     kinds: tuple[Format, ...] = ("png", "svg") if formats == "both" else (formats,)
     if "maps" in what and not isinstance(plan, AdaptivePlan):
