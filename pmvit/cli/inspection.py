@@ -105,7 +105,7 @@ def segment(
         pmvit.load(model, device=device),
         data,
         original=original,
-        images=limit,
+        limit=limit,
         names=names,
         stride=stride,
         first_label=first_label,

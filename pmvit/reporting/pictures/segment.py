@@ -30,7 +30,7 @@ def segment(
     data: str | Path,
     *,
     original: str | Path | nn.Module | None = None,
-    images: int = 8,
+    limit: int = 8,
     names: str | Path | None = None,
     stride: int | tuple[int, int] | None = None,
     batch_size: int = 8,
@@ -45,7 +45,7 @@ def segment(
         data: Images with masks, as `open_pairs` knows them; images alone, as `open_source` does; or an image file.
         original: What the model is compared with: a model, or its name or path as `create_model` takes it; if not
             given, what a compressed one was made of or, if that is not at hand, its own weights uncompressed.
-        images: How many, taken evenly from all there are; the first ones of a stream.
+        limit: How many images at most, taken evenly from all there are; the first ones of a stream.
         names: A text file with the names of the classes, one a line; those that the model says if not given.
         stride: Pixels from one window to the next; the window itself if not given.
         batch_size: Windows that run at a time.
@@ -60,8 +60,8 @@ def segment(
     classes = host.outputs().pixel_classes
     if classes is None:
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not")
-    if images < 1:
-        raise PmvitError(f"images: expected 1 or more, got {images}")
+    if limit < 1:
+        raise PmvitError(f"limit: expected 1 or more, got {limit}")
     titles, models = ("original", "model"), [model]
     if compression_of(model) is not None:
         reference = reference_for(model, original)
@@ -77,7 +77,7 @@ def segment(
     check_stride(window_of(host), stride)
     words, made, broken = class_names(model, names), [], Broken()
     source = open_images(model, data, labels=False, split=split, first_label=first_label)
-    chosen = choose_samples(source, images)
+    chosen = choose_samples(source, limit)
     pictures = readable(chosen, "RGB", broken)
     for _, sample, picture in track(pictures, "segment", len(chosen), show=progress):
         found = [label_pixels(each, picture, stride=stride, batch_size=batch_size) for each in models]

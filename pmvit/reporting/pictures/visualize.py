@@ -55,7 +55,7 @@ class Visualized:
 
 def visualize(
     model: nn.Module,
-    images: str | Path | None,
+    data: str | Path | None,
     output: str | Path,
     *,
     what: Sequence[What] = get_args(What),
@@ -71,13 +71,13 @@ def visualize(
 
     Args:
         model: What `compress` or `load` returned.
-        images: A folder of images or whatever else `open_source` knows, or an image file. Maps alone need none.
+        data: A folder of images or whatever else `open_source` knows, or an image file. Maps alone need none.
         output: The folder to write to.
         what: `blocks`: for each image, kept patches as they are, merged ones in the colour of their group, pruned ones
             white, and what is reconstructed (Fig. 5). `cam`: Grad-CAM of the original and of the compressed model.
             `maps`: of scores, groups and token counts, which are the same for all images unless the plan is adaptive.
         blocks: Which blocks, negative numbers from the last; all if not given.
-        limit: How many images, taken evenly from all there are.
+        limit: How many images at most, taken evenly from all there are.
         formats: `png`, `svg` or `both`.
         scores: Those the plan was made from, for their map.
         original: What Grad-CAM is compared with: a model, or its name or path as `create_model` takes it; if not given,
@@ -90,7 +90,7 @@ def visualize(
     """
     plan = planned(model)
     needs_images = isinstance(plan, AdaptivePlan) or set(what) != {"maps"}
-    _check(what, formats, limit, needs_images and images is None, Path(output))
+    _check(what, formats, limit, needs_images and data is None, Path(output))
     check_scores(scores, model)
     wanted = range(plan.depth) if blocks is None else numbers_of_blocks(blocks, plan.depth, "blocks")
     chosen = [] if isinstance(plan, AdaptivePlan) else [block for block in blocks_of(model) if block.number in wanted]
@@ -101,7 +101,7 @@ def visualize(
     kinds: tuple[Format, ...] = ("png", "svg") if formats == "both" else (formats,)
     if "maps" in what and not isinstance(plan, AdaptivePlan):
         made.maps.extend(_save(draw_maps(model, chosen, scores), folder / "maps", kinds))
-    samples = choose_samples(open_source(images), limit) if images is not None and needs_images else []
+    samples = choose_samples(open_source(data), limit) if data is not None and needs_images else []
     opened = readable(samples, prepared.mode, made.broken)
     for number, sample, picture in track(opened, "visualize", len(samples), show=progress):
         pixels, name = prepared.prepare(picture), Path(sample.name).name
@@ -134,7 +134,7 @@ def _check(what: Sequence[str], formats: str, limit: int, lacks_images: bool, ou
         raise PmvitError(f"limit: expected 1 or more, got {limit}")
     if lacks_images:
         raise PmvitError(
-            "images: expected a folder or an image, without which there are only maps of a fixed plan; got none"
+            "data: expected a folder or an image, without which there are only maps of a fixed plan; got none"
         )
     if output.is_file():
         raise PmvitError(f"expected a folder or a new name to write pictures to, got the file {output}")

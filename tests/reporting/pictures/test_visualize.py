@@ -206,8 +206,8 @@ def test_what_cannot_be_drawn_is_said_in_a_line(tmp_path: Path) -> None:
         (small, {"formats": "pdf"}, "formats: expected one of png, svg, both; got 'pdf'"),
         (small, {"blocks": (3,)}, r"blocks: expected blocks of 0 \.\.\. 2, got 3"),
         (small, {"limit": 0}, "limit: expected 1 or more, got 0"),
-        (small, {"images": None}, "images: expected a folder or an image"),
-        (small, {"images": broken}, r"expected an image that can be read, got none: .*b\.png"),
+        (small, {"data": None}, "data: expected a folder or an image"),
+        (small, {"data": broken}, r"expected an image that can be read, got none: .*b\.png"),
         (small, {"output": broken}, "expected a folder or a new name"),
         (
             small,
@@ -217,7 +217,7 @@ def test_what_cannot_be_drawn_is_said_in_a_line(tmp_path: Path) -> None:
         (small, {"original": small_vit(img_size=64)}, "original: expected a model with the same blocks"),
     ]
     for model, options, message in wrong:
-        arguments = {"images": tmp_path / "a.png", "output": tmp_path / "out", "what": ("blocks",), **options}
+        arguments = {"data": tmp_path / "a.png", "output": tmp_path / "out", "what": ("blocks",), **options}
         with pytest.raises(pmvit.PmvitError, match=message) as raised:
             pmvit.visualize(model, progress=False, **arguments)
         assert "\n" not in str(raised.value)
