@@ -123,7 +123,8 @@ def wrap_blocks(what: Any, model: nn.Module, learn: Learn) -> list[HostChange]:
     It checks that all fits before it changes the model, and returns what else it changed.
     """
     raise PmvitError(
-        f"expected a plan or a method of pmvit.methods to compress with, as Tome(r=13); got a {type(what).__name__}"
+        f"expected a plan or a method of pmvit.methods, as Tome(r=13), to compress with; got a {type(what).__name__}: "
+        "plans are made of images by pmvit.plan(pmvit.measure(model, images), keep=0.6)"
     )
 
 
@@ -202,8 +203,8 @@ def _at_own_grid(plan: AdaptivePlan, model: nn.Module) -> AdaptivePlan:
     width = block_width(host, model.get_submodule(names[0]))
     if metric.projections.shape[1] != width:
         raise PmvitError(
-            f"expected a plan for tokens of {width} numbers, got one for {metric.projections.shape[1]}: is it for "
-            "another model?"
+            f"expected a plan for an embedding dimension of {width}, got one for {metric.projections.shape[1]}: is it "
+            "for another model?"
         )
     return plan if metric.grid == layout.grid else plan.at_grid(layout.grid, model_cost(model))
 
