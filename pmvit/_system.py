@@ -60,7 +60,7 @@ def keep_freed_memory() -> bool:
 
 
 def this_process() -> tuple[int, int]:
-    """Which of how many processes of torch.distributed this is; the only one if it has none."""
+    """Rank and world size of torch.distributed; (0, 1) where it is not used."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1

@@ -40,9 +40,10 @@ def compress(model: Model, what: Recipe, *, learn: Learn = "group", inplace: boo
 
     Args:
         model: The model to compress; a copy is, unless `inplace`.
-        what: A `Plan`, which says what happens in each block (those where it keeps every token are left unwrapped, and
-            as many tokens come out as went in); or a method of `pmvit.methods`, as `Tome(r=13)`.
-        learn: What fine-tuning may change of a plan's M and R: `group` weights of the planned members, or `dense`
+        what: What `plan` returned: an `AdaptivePlan`, which says how many tokens merge before each block, or a fixed
+            `Plan`, which says which do. Blocks in which nothing merges stay unwrapped, and as many tokens leave a block
+            as entered it. Or a method of `pmvit.methods`, as `Tome(r=13)`.
+        learn: What fine-tuning may change of a fixed plan's M and R: `group` weights of the planned members, or `dense`
             matrices.
         inplace: Change the given model instead of a copy of it.
 
@@ -122,7 +123,8 @@ def wrap_blocks(what: Any, model: nn.Module, learn: Learn) -> list[HostChange]:
     It checks that all fits before it changes the model, and returns what else it changed.
     """
     raise PmvitError(
-        f"expected a plan or a method of pmvit.methods to compress with, as Tome(r=13); got a {type(what).__name__}"
+        f"expected a plan or a method of pmvit.methods, as Tome(r=13), to compress with; got a {type(what).__name__}: "
+        "plans are made of images by pmvit.plan(pmvit.measure(model, images), keep=0.6)"
     )
 
 
@@ -201,8 +203,8 @@ def _at_own_grid(plan: AdaptivePlan, model: nn.Module) -> AdaptivePlan:
     width = block_width(host, model.get_submodule(names[0]))
     if metric.projections.shape[1] != width:
         raise PmvitError(
-            f"expected a plan for tokens of {width} numbers, got one for {metric.projections.shape[1]}: is it for "
-            "another model?"
+            f"expected a plan for an embedding dimension of {width}, got one for {metric.projections.shape[1]}: is it "
+            "for another model?"
         )
     return plan if metric.grid == layout.grid else plan.at_grid(layout.grid, model_cost(model))
 
@@ -238,7 +240,7 @@ def decompress(model: Model) -> Model:
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """The plan that a model was compressed by, `None` if none was."""
+    """The fixed plan that a model was compressed by; `None` if it is not compressed, or by something else."""
     compression = compression_of(model)
     return compression.what if compression is not None and isinstance(compression.what, Plan) else None
 

@@ -26,7 +26,7 @@ _writers: dict[Path, tuple[int, int]] = {}  # by lock file: the process and thre
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Be the only one to write to a folder, which is made if need be; who is that already stays it.
+    """Hold the lock of a folder, which is made if need be. A thread that holds it already may enter again.
 
     Raises:
         PmvitError: If another process, or another thread of this one, writes there.

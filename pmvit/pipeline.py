@@ -14,7 +14,6 @@ from pmvit.config import (
     FinetuneConfig,
     MeasureOptions,
     MergeCostConfig,
-    MetricConfig,
     PlanConfig,
     ScoreConfig,
     SpeedConfig,
@@ -36,7 +35,16 @@ from pmvit.files import (
     write_document,
 )
 from pmvit.locks import only_writer
-from pmvit.measuring import MeasureConfig, Measured, check_needs_no_images, measure_by, measure_config, read_measured
+from pmvit.measuring import (
+    KINDS,
+    MeasureConfig,
+    Measured,
+    check_needs_no_images,
+    kind_of,
+    measure_by,
+    measure_config,
+    read_measured,
+)
 from pmvit.measuring.flops import flops
 from pmvit.saving.card import CardDetails, write_card
 from pmvit.saving.models import check_savable, load, save
@@ -63,10 +71,9 @@ def run_files(folder: Path) -> list[Path]:
     return found if any((folder / name).exists() for name in (FINETUNE_FILE, RUN_FILE)) else []
 
 
-def measured_file(output: Path, config: MeasureConfig) -> Path:
+def measured_file(output: Path, kind: Measurement) -> Path:
     """Where what is measured for a model goes: into its folder, or beside its file."""
-    names = {ScoreConfig: "scores.json", MergeCostConfig: "merge_costs.json", MetricConfig: "metric.safetensors"}
-    name = names[type(config)]
+    name = KINDS[kind].file
     return output.with_suffix(f".{name}") if output.suffix == ".safetensors" else output / name
 
 
@@ -175,7 +182,7 @@ def run(
         configs["speed"] = asdict(speed)
     with only_writer(folder) if is_main else nullcontext():
         _claim(folder, {"model": fingerprint(model), "train": str(train), "val": str(val), **configs}, is_main)
-        source = measured_file(folder, measuring)
+        source = measured_file(folder, kind_of(measuring))
         if isinstance(measuring, MergeCostConfig) and not source.exists() and (folder / OLD_MERGE_COSTS).exists():
             source = folder / OLD_MERGE_COSTS
         is_there = source.exists()

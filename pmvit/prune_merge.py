@@ -107,7 +107,7 @@ def pruned_shortcut(tokens: Tensor, token_mask: Tensor) -> Tensor:
 
 @torch.fx.wrap  # one node of a traced graph
 def _learned_product(tokens: Tensor, rows: SparseRows, prefix: Tensor, weights: Tensor, is_shared: Tensor) -> Tensor:
-    """`merge` with the weights of prefix and patch tokens, of which only those with company learn."""
+    """`merge` with the weights of prefix and patch tokens; that of a token alone in its group gets no gradient."""
     return merge(tokens, rows, torch.cat([prefix, torch.where(is_shared, weights, weights.detach())]))
 
 
@@ -129,13 +129,13 @@ def is_recorded(tokens: Tensor) -> bool:
 
 
 class LastMade(Generic[Made]):
-    """The last of what was made for a batch size and the like: in inference, many calls in a row ask for the same."""
+    """A cache of one entry, whose key is a batch size and the like: in inference, call after call has the same."""
 
     def __init__(self) -> None:
         self._last: tuple[object, Made] | None = None
 
     def get(self, made_for: object, make: Callable[[], Made]) -> Made:
-        """What was made last, if it was for the same, and otherwise made now."""
+        """The entry, if it was made for this key; otherwise it is made now and kept in place of the last."""
         last = self._last  # another thread may replace it
         if last is None or last[0] != made_for:
             with torch.inference_mode(False), torch.no_grad():

@@ -74,11 +74,13 @@ class Windows:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens each window of a grid may keep: as many places in every window, padding among them.
+    """How many tokens each window of a grid may keep. Windows run as one batch, so all keep the same number of places.
+
+    A place holds a token or padding. A window that has padding keeps one place for it, because it is attended to.
 
     Attributes:
-        tokens: In each window.
-        padding: Places without a token in each window.
+        tokens: How many tokens each window has.
+        padding: How many places without a token each window has.
     """
 
     tokens: Tensor
@@ -97,20 +99,20 @@ class Budget:
 
     @property
     def least(self) -> int:
-        """The fewest places a window can have: one for a token and, if there is padding, one for it."""
+        """The fewest places that every window can keep: one for a token and, if any window has padding, one for it."""
         return 2 if self.padding.any() else 1
 
     def kept(self, places: int) -> Tensor:
-        """Tokens that each window keeps. Padding is attended to as well: where there is any, a place is left for it."""
+        """How many tokens each window keeps if all windows keep so many places."""
         return torch.minimum(self.tokens, places - self.padding.clamp(max=1))
 
     def at_most(self, num_kept: int) -> int:
-        """The most places a window for which no more tokens are kept than a number."""
+        """The most places a window with which no more than `num_kept` tokens are kept in all."""
         fitting = [places for places in range(self.least, self.area + 1) if int(self.kept(places).sum()) <= num_kept]
         return fitting[-1] if fitting else self.least
 
     def places(self, kept: Tensor) -> int | None:
-        """The places a window that go with these numbers of kept tokens; `None` if there is no such number."""
+        """The places a window with which each window keeps these numbers of tokens; `None` if no number fits all."""
         asked = torch.where(self.padding > 0, kept + 1, kept)[(self.padding == 0) | (kept < self.tokens)]
         places = int(asked[0]) if len(asked) else self.area
         left = places - kept

@@ -1,7 +1,7 @@
 """What a compressed model is made of: blocks that hold the model's own, and one record of what was done."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isdatadescriptor
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -45,7 +45,7 @@ def extra_loss(model: nn.Module, last: TrainingPass | None = None) -> Tensor | N
 
 
 class Recipe(Protocol):
-    """What `compress` takes: a plan, or a method of `pmvit.methods`; JSON data.
+    """What `compress` takes: a plan, or a method of `pmvit.methods`. JSON data, and perhaps tensors.
 
     Attributes:
         kind: The name of its kind in saved models, which hold it in `<kind>.json`.
@@ -56,6 +56,9 @@ class Recipe(Protocol):
     title: ClassVar[str]
 
     def to_json(self) -> str: ...
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What saved models hold of it beside the JSON, which it is made of again with these."""
 
 
 @dataclass(frozen=True)

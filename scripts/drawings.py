@@ -9,6 +9,7 @@ alone.
 from pathlib import Path
 
 from pmvit.files import write_text
+from pmvit.numbers.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION, to_hex
 
 FOLDER = Path(__file__).parents[1] / "docs/drawings"
 STYLE = """
@@ -29,7 +30,7 @@ STYLE = """
 .pm .class { fill: var(--pm-ink); }
 .pm .letter { fill: var(--pm-box); font-size: 13px; }
 """
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
+COLOURS = tuple(map(to_hex, (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE)))
 KEPT, MERGED, PRUNED = "ABCDEF", "abcdef", "."
 TOKENS = (".Aa.", "bBCc", "dDEe", ".dFf")  # a capital is a kept token, its small letters are merged into it
 CELL = 28

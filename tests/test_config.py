@@ -137,3 +137,13 @@ def test_help_shows_the_defaults_that_a_verb_has() -> None:
     expected = vars(config.FinetuneConfig.preset("calibrate"))
     assert {name: own[name].default for name in expected} == expected
     assert own["batch_size"].default != inspect.signature(pmvit.finetune).parameters["batch_size"].default == 256
+
+
+def test_a_keyword_means_one_thing_in_every_verb() -> None:
+    """What counts images is `limit`; `images` and `data` are such, never a number of them."""
+    for name in pmvit.__all__:
+        verb = getattr(pmvit, name)
+        for parameter in inspect.signature(verb).parameters.values() if inspect.isfunction(verb) else ():
+            takes = str(parameter.annotation)
+            assert parameter.name not in ("images", "data") or "int" not in takes, f"{name}({parameter.name})"
+            assert parameter.name != "limit" or "int" in takes, f"{name}({parameter.name})"

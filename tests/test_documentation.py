@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from typer.testing import CliRunner
 
 import pmvit
+from pmvit.cli import app
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.hosts import host as hosts
 from pmvit.methods import METHODS
@@ -123,6 +126,25 @@ def test_a_command_shows_the_same_output_on_every_page() -> None:
             outputs.setdefault(re.sub(r"--data \S+(@test|/test|\.tar'?)", "--data TEST", command), set()).add(output)
     assert [command for command, shown in outputs.items() if len(shown) > 1] == []
     assert len(outputs) < sum(path.read_text("utf-8").count("```console") for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_quick_start_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for numbers, which are the machine's; the benchmark, which takes long, is tried elsewhere."""
+    pytest.importorskip("onnxruntime")
+    text = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    exec(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0], {})  # noqa: S102  # what users are shown
+    for block in re.findall(r"^```console\n\$ pmvit (.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        command, _, shown = block.partition("\n")
+        if not command.startswith("benchmark"):
+            result = CliRunner().invoke(app, shlex.split(command))
+            assert result.exit_code == 0, result.output
+            assert words(result.stdout) == words(shown), command
+
+
+def words(text: str) -> list[str]:
+    """What a text says but for numbers, and lines whose length is one."""
+    return re.sub(r"[━─┃╇│┼]+", " ", re.sub(r"[\d.█]+(?:e-\d+)?", "#", text)).split()
 
 
 def test_the_hub_example_runs_with_a_hub_on_this_machine(tmp_path: Path) -> None:
@@ -377,3 +399,7 @@ def test_notebooks_run(path: Path) -> None:
     for cell, before in zip(notebooks.run(path).cells, stored, strict=True):
         kinds = [[output["output_type"] for output in each.get("outputs", [])] for each in (cell, before)]
         assert kinds[0] == kinds[1], cell.source
+        texts = [
+            "".join("".join(output.get("text", "")) for output in each.get("outputs", [])) for each in (cell, before)
+        ]
+        assert words(texts[0]) == words(texts[1]), f"run python -m scripts.notebooks: {cell.source}"

@@ -53,7 +53,7 @@ def measure(
     images that pmvit generates.
     """
     from pmvit.config import MetricConfig
-    from pmvit.measuring import measure_config
+    from pmvit.measuring import KINDS, kind_of, measure_config
     from pmvit.measuring.metric import expect_safetensors
 
     network = common.open_model(model, making, common.join_processes(device)[0])
@@ -61,7 +61,7 @@ def measure(
     if isinstance(config, MetricConfig):
         expect_safetensors(output)
     found = common.measured_on(data, config, network, output, reading)
-    kind = {"Scores": "scores", "MergeCosts": "merge costs"}.get(type(found).__name__, "metric")
+    kind = KINDS[kind_of(found)].title.removeprefix("a ")
     if data is None:
         console.print(common.source_text(found))
     console.print(f"{kind} from {found.images} images: {output}")
@@ -113,18 +113,18 @@ def compress(
     """Measure, plan and compress a model in one go; write a folder that `evaluate`, `info` and pmvit.load take.
 
     By default, the plan says how many tokens merge before each block and lets every image choose which: it is measured
-    on --data, without it on images that pmvit generates. --method
-    measured makes a fixed plan, from what merges change in the predictions. Where attention stays inside windows, and
-    with options that only scores have (--prune, --loss, --scope, ...), tokens are scored by Eq. 9. --speedup is for a
-    --runtime and --batch, --max-drop for the images of --val: plans are tried until one fits. --method tome, evit,
-    tofu, ... (docs/methods.md) compresses by that method; --keep, --gflops, --skip and --r say how much.
+    on --data, without it on images that pmvit generates. --method measured makes a fixed plan, from what merges change
+    in the predictions. Where attention stays inside windows, and with options that only scores have (--prune, --loss,
+    --scope, ...), tokens are scored by Eq. 9. --speedup is for a --runtime and --batch, --max-drop for the images of
+    --val: plans are tried until one fits. --method tome, evit, tofu, ... (docs/methods.md) compresses by that method;
+    --keep, --gflops, --skip and --r say how much.
     """
     import pmvit
     from pmvit import methods
     from pmvit.compression import record_source
     from pmvit.data.opening import open_loader
     from pmvit.locks import only_writer
-    from pmvit.measuring import measure_config, read_measured
+    from pmvit.measuring import kind_of, measure_config, read_measured
     from pmvit.pipeline import measured_file, run_files
     from pmvit.planning.planner import read_plan
     from pmvit.saving.card import CardDetails
@@ -167,14 +167,14 @@ def compress(
         check_savable(network, arguments)  # better found out now than after the images were measured
         if config is not None and measured is None:
             how = measure_config(network, planning["method"] or config.measurement, measuring)
-            measured = measured_file(output, how)
+            measured = measured_file(output, kind_of(how))
             common.measured_on(data, how, network, measured, reading)
         if not is_main:
             return None
         what: AnyPlan | Other
         if config is not None and measured is not None:
             found = read_measured(measured)
-            found.save(measured_file(output, found.config))
+            found.save(measured_file(output, kind_of(found)))
             shown = None if val is None else common.open_images(network, val, reading, None)
             what = plan_for(config, found, model=network, data=shown, speed=where)
         elif plan is not None:

@@ -12,7 +12,9 @@ import pmvit
 from pmvit.compression import plan_of_image, record_source
 from pmvit.config import FinetuneConfig
 from pmvit.data.demo import CLASSES, DEMO, demo_images, demo_loader, demo_model
+from pmvit.evaluation.reference import Reference
 from pmvit.files import write_text
+from pmvit.measuring import kind_of
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.measures import MEASURES
 from pmvit.numbers.tables import format_number
@@ -47,17 +49,18 @@ def run(output: Path, console: Console) -> dict[str, Any]:
         console.print(f"what merges in a test image ({name}); every image has groups of its own")
         console.print(of_image.draw(console.width))
 
-    compressed = pmvit.evaluate(small, test, reference=model)
+    original_model = Reference(model, "original")
+    compressed = pmvit.evaluate(small, test, reference=original_model)
     train, val = demo_loader("train", TUNING_BATCH), demo_loader("test")[:1]  # a batch is enough for a curve
     with tempfile.TemporaryDirectory() as folder:
         pmvit.finetune(small, teacher=model, train=train, val=val, output=folder, **vars(TUNING))
         metrics = (Path(folder) / METRICS).read_text(encoding="utf-8")
-    tuned = pmvit.evaluate(small, test, reference=model)
+    tuned = pmvit.evaluate(small, test, reference=original_model)
 
     original = {"top1": compressed.reference_top1, "images": compressed.images}
     evaluations = {"original": original, "compressed": asdict(compressed), "tuned": asdict(tuned)}
     pmvit.save(small, output, card=CardDetails(evaluations, {"finetune": asdict(TUNING)}))
-    measured.save(measured_file(output, measured.config))
+    measured.save(measured_file(output, kind_of(measured)))
     write_text(output / METRICS, metrics)
     draw_blocks(small, blocks_of(small, image), image, name).save(output / "blocks.png", "png")
     page = pmvit.report(output, output / "report.html", data=DEMO, original=model)

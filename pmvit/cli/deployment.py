@@ -13,6 +13,7 @@ from pmvit.cli.common import measured_on, open_images, open_model, split_folders
 from pmvit.cli.completion import BENCHMARKED, METHODS, VARIANTS, Runtime, some_of
 from pmvit.cli.screen import console
 from pmvit.config import MergeCostConfig, MetricConfig, PlanConfig, PlanOptions, ScoreConfig
+from pmvit.config.measuring import OURS, Measurement
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pmvit.numbers.tables import Results
 
 AGAINST, EAGER = "original,compressed,optimized,bound", "eager"
-OURS = {"prune-merge": "scored", "measured": "measured", "adaptive": "adaptive"}  # and what each is made from
 
 
 @opt.verb
@@ -41,9 +41,9 @@ def compare(
             autocompletion=some_of("all", *OURS, "magnitude-pruning", "taylor-pruning", *METHODS),
         ),
     ] = "all",
-    scores: Annotated[Path | None, typer.Option(help="Scores for prune-merge, made before.")] = None,
-    merge_costs: Annotated[Path | None, typer.Option(help="Merge costs for measured, made before.")] = None,
-    metric: Annotated[Path | None, typer.Option(help="A metric for adaptive, made before.")] = None,
+    measured: Annotated[
+        list[Path] | None, typer.Option(help="What `pmvit measure` wrote, for plans of ours; may be repeated.")
+    ] = None,
     measure_data: Annotated[
         str | None, typer.Option(help="Images to measure on what our plans are made from; for ps-vit, taylor-pruning.")
     ] = None,
@@ -71,38 +71,43 @@ def compare(
     import pmvit
     from pmvit.data.opening import open_loader
     from pmvit.hosts import host_of
-    from pmvit.measuring import TokenMetric
+    from pmvit.measuring import KINDS, kind_of, read_measured
     from pmvit.measuring.probe import measurable
     from pmvit.pipeline import measured_file
 
-    if measure_data is None or scores is not None:
-        opt.refuse("nothing is scored: expected with --measure-data and without --scores", scoring)
+    found = {kind_of(each): each for each in map(read_measured, measured or ())}
+    if measure_data is None or "scored" in found:
+        opt.refuse("nothing is scored: expected with --measure-data and without --measured scores", scoring)
     network = open_model(model, making, device)
     names = None if methods == "all" else opt.names_in(methods)
-    evidence: dict[str, Any] = {
-        "scores": None if scores is None else pmvit.Scores.load(scores),
-        "merge_costs": None if merge_costs is None else pmvit.MergeCosts.load(merge_costs),
-        "metric": None if metric is None else TokenMetric.load(metric),
-        "images": None,
-    }
+    images = None
     if measure_data is not None:
-        configs: tuple[Any, ...] = (ScoreConfig(**scoring), MergeCostConfig(), MetricConfig())
-        for kind, (name, measurement), config in zip(evidence, OURS.items(), configs, strict=False):
-            is_asked = (names is None or name in names) and measurement in measurable(host_of(network))
-            if evidence[kind] is None and is_asked:
-                file = measured_file(output or Path(), config)
-                evidence[kind] = measured_on(measure_data, config, network, file, reading)
-        read = asdict(opt.ReadingOptions(**reading))
-        evidence["images"] = open_loader(network, measure_data, shuffle=True, **read)
-    if names is None and (missing := [name for name, found in evidence.items() if found is None]):
+        how: dict[str, Any] = {
+            "scored": ScoreConfig(**scoring),
+            "measured": MergeCostConfig(),
+            "adaptive": MetricConfig(),
+        }
+        for name, kind in OURS.items():
+            if kind not in found and (names is None or name in names) and kind in measurable(host_of(network)):
+                file = measured_file(output or Path(), kind)
+                found[kind] = measured_on(measure_data, how[kind], network, file, reading)
+        images = open_loader(network, measure_data, shuffle=True, **asdict(opt.ReadingOptions(**reading)))
+    missing = [KINDS[kind].title for kind in OURS.values() if kind not in found] + ["images"] * (images is None)
+    if names is None and missing:
         why = "give --measure-data" if measure_data is None else f"a {type(network).__name__} has none"
         console.warn(f"what needs {', '.join(missing)} is left out: {why}")
+    evidence: dict[str, Any] = {
+        "scores": found.get("scored"),
+        "merge_costs": found.get("measured"),
+        "metric": found.get("adaptive"),
+    }
     result = pmvit.compare(
         network,
         open_images(network, data, reading, limit),
         gflops=_budgets("--gflops", gflops),
         methods=names,
         **evidence,
+        images=images,
         others={str(path): pmvit.load(path, device=device) for path in given_models or ()},
         exports=exports,
         runtimes=[] if runtime == "none" else opt.names_in(runtime),
@@ -162,7 +167,7 @@ def curve(
     written, too: pmvit compress MODEL --plan takes it.
     """
     import pmvit
-    from pmvit.measuring import measure_config, read_measured
+    from pmvit.measuring import kind_of, measure_config, read_measured
     from pmvit.pipeline import measured_file
     from pmvit.planning.adaptive import AdaptivePlan
     from pmvit.planning.planner import plan_by
@@ -181,7 +186,7 @@ def curve(
     network = open_model(model, making, device)
     if data is not None:
         how = measure_config(network, method or config.measurement, measuring)
-        found = measured_on(data, how, network, measured_file(output, how), reading)
+        found = measured_on(data, how, network, measured_file(output, kind_of(how)), reading)
     else:
         found = read_measured(measured) if measured is not None else _measured_beside(network, Path(model))
     result = pmvit.curve(
@@ -218,7 +223,8 @@ def _measured_beside(model: "nn.Module", path: Path) -> "Measured":
     compression = compression_of(model)
     if compression is not None and isinstance(compression.what, AdaptivePlan):
         return compression.what.metric
-    files = [measured_file(path, config) for config in (MergeCostConfig(), ScoreConfig())]
+    kinds: tuple[Measurement, ...] = ("measured", "scored")
+    files = (measured_file(path, kind) for kind in kinds)
     file = next((file for file in files if file.exists()), None)
     if file is None:
         raise PmvitError(
@@ -243,6 +249,12 @@ def export(
     data: Annotated[
         str | None, typer.Option("--data", help="Images to compare on, and to calibrate on with --int8.")
     ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Use so many images at most.", show_default="8; 16 for an adaptive plan, 256 with --int8"
+        ),
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise to eight bits (onnx, openvino).")] = False,
     threads: opt.Threads = None,
     device: Annotated[str, typer.Option(help="cpu, where every runtime can be compared.")] = "cpu",
@@ -258,7 +270,7 @@ def export(
             "and the like, and runs wherever its runtime does"
         )
     sizes = [None] if img_size is None else opt.whole_numbers("--img-size", [img_size])
-    how: dict[str, Any] = {"to": to, "batch": batch, "int8": int8, "threads": threads}
+    how: dict[str, Any] = {"to": to, "batch": batch, "limit": limit, "int8": int8, "threads": threads}
     written = []
     for side in sizes:
         file = output if len(sizes) == 1 else output.with_stem(f"{output.stem}-{side}")

@@ -9,7 +9,6 @@ import typer
 from pmvit.cli import options as opt
 from pmvit.cli.common import open_images, open_model, warn_of
 from pmvit.cli.screen import console
-from pmvit.config import ScoreConfig
 from pmvit.errors import PmvitError
 
 if TYPE_CHECKING:
@@ -39,8 +38,9 @@ def evaluate(
     """Measure accuracy; agreement with the original, if the model is compressed; mIoU of a segmenter."""
     import pmvit
     from pmvit.compression import compression_of
-    from pmvit.evaluation.reference import TITLES, reference_for
+    from pmvit.evaluation.reference import reference_for
     from pmvit.evaluation.segmentation import evaluate_segmentation, labels_pixels
+    from pmvit.numbers.measures import REFERENCES
 
     network = open_model(model, making, device)
     loader = open_images(network, data, reading, limit, strict=strict)
@@ -58,7 +58,7 @@ def evaluate(
     found = asdict(result)
     own, compared = _rows(found)
     if result.reference is not None:
-        own.append(("compared with", TITLES[result.reference]))
+        own.append(("compared with", REFERENCES[result.reference]))
     console.table((f"{result.images} images", model), [*own, *compared])
     warn_of(loader.broken)
     return {**found, "broken_files": loader.broken}
@@ -104,8 +104,8 @@ def segment(
     made = pmvit.segment(
         pmvit.load(model, device=device),
         data,
-        original=None if original is None else pmvit.load(original, device=device),
-        images=limit,
+        original=original,
+        limit=limit,
         names=names,
         stride=stride,
         first_label=first_label,
@@ -147,7 +147,7 @@ def visualize(
     from pmvit.pipeline import measured_file
     from pmvit.reporting.blocks import planned
 
-    network, beside = pmvit.load(model, device=device), measured_file(model, ScoreConfig())
+    network, beside = pmvit.load(model, device=device), measured_file(model, "scored")
     found = scores or (beside if beside.is_file() else None)
     made = pmvit.visualize(
         network,
@@ -158,7 +158,7 @@ def visualize(
         limit=limit,
         formats=cast("Formats", formats),
         scores=None if found is None else pmvit.Scores.load(found),
-        original=None if original is None else pmvit.load(original, device=device),
+        original=original,
         names=names,
     )
     for path in (*made.maps, *(path for paths in made.images.values() for path in paths)):

@@ -26,7 +26,7 @@ from pmvit.config import (
 )
 from pmvit.config.base import choices
 from pmvit.config.measuring import Method, ScoreConfig
-from pmvit.errors import PmvitError
+from pmvit.errors import PmvitError, first_line
 from pmvit.saving.commands import running_command
 
 
@@ -184,8 +184,8 @@ def usable_device(context: typer.Context, device: str) -> str:
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise PmvitError(f"--device: expected one that PyTorch can use here; got {device} ({reason})") from None
+            told = f"{device} ({first_line(error)})"
+            raise PmvitError(f"--device: expected one that PyTorch can use here; got {told}") from None
     return device
 
 

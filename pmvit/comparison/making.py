@@ -10,30 +10,34 @@ from torch import nn
 from pmvit.comparison.weights import prune_weights
 from pmvit.compression import compress
 from pmvit.config import PlanConfig
+from pmvit.config.measuring import OURS
 from pmvit.data.opening import ImageData
 from pmvit.errors import PmvitError
-from pmvit.measuring import MergeCosts, Scores, TokenMetric
+from pmvit.measuring import KINDS, Measured, MergeCosts, Scores, TokenMetric
 from pmvit.methods import METHODS
 from pmvit.methods.budget import nearest
 from pmvit.planning.planner import plan_by
 
-OURS = {"prune-merge": "scores", "measured": "merge_costs", "adaptive": "metric"}  # plans, and what they are made from
 WEIGHTS = {"magnitude-pruning": "magnitude", "taylor-pruning": "taylor"}
 FAR = 0.05  # what a method may be off a cost, for the steps it goes in; farther off, it cannot be compared there
 
 
 @dataclass(frozen=True)
 class MethodInputs:
-    """What methods may know of a model: what plans are made from (`OURS`), and images for what needs some."""
+    """What methods may know of a model: what plans are made from, and images for what needs some."""
 
     scores: Scores | None = None
     merge_costs: MergeCosts | None = None
     metric: TokenMetric | None = None
     images: ImageData | None = None
 
+    def measured(self, method: str) -> Measured | None:
+        """What one of `OURS` is made from."""
+        return {"scored": self.scores, "measured": self.merge_costs, "adaptive": self.metric}[OURS[method]]
+
     def methods(self) -> list[str]:
         """All methods that need no training and for which there is all that they need."""
-        ours = [name for name, source in OURS.items() if getattr(self, source) is not None]
+        ours = [name for name in OURS if self.measured(name) is not None]
         others = [name for name, kind in METHODS.items() if not kind.needs_training]
         weights = list(WEIGHTS) if find_spec("torch_pruning") is not None else []
         look_at_images = {"taylor-pruning", *(name for name, kind in METHODS.items() if kind.needs_images)}
@@ -56,10 +60,10 @@ def make_smaller(
         PmvitError: If the method cannot be applied to the model, lacks what it needs, or does not come near.
     """
     if method in OURS:
-        source = getattr(inputs, OURS[method])
-        if source is None:
-            raise PmvitError(f"it needs {'a metric' if method == 'adaptive' else OURS[method].replace('_', ' ')}")
-        made = plan_by(PlanConfig(gflops=gflops), source)
+        measured = inputs.measured(method)
+        if measured is None:
+            raise PmvitError(f"it needs {KINDS[OURS[method]].title}")
+        made = plan_by(PlanConfig(gflops=gflops), measured)
         return compress(model, made), made.made_by.get("plan", {})
     if method in WEIGHTS:
         importance: Any = WEIGHTS[method]

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pmvit.comparison.making import OURS, MethodInputs, check_methods, make_smaller
+from pmvit.comparison.making import MethodInputs, check_methods, make_smaller
 from pmvit.comparison.table import Comparison, ComparisonRow
 from pmvit.compression import compression_of
+from pmvit.config.measuring import OURS
 from pmvit.data.opening import ImageData
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import Evaluation, evaluate_all

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 from pmvit.evaluation.classification import Evaluation
 from pmvit.evaluation.segmentation import SegmentationEvaluation
+from pmvit.numbers.colours import LINES
 from pmvit.numbers.measures import MEASURES, main_measure
 from pmvit.numbers.tables import NOT_MEASURED, Results, format_number
 from pmvit.runtime.bench.table import BenchmarkRow
 
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#555555")
 MARKS = "os^Dv<>P"
 COLUMNS = ("top1", "miou", "agreement", "kl", "cosine")
 
@@ -121,8 +121,8 @@ class Comparison(Results):
         axis.step(*points(self.front()), where="post", color="#cccccc", lw=5)
         for number, (kind, rows) in enumerate(kinds.items()):
             if kind not in far:
-                colour = "black" if kind == "original" else COLOURS[number % 8]
-                axis.plot(*points(rows), marker=MARKS[number // 8 % 8], color=colour, label=kind)
+                colour = "black" if kind == "original" else LINES[number % len(LINES)]
+                axis.plot(*points(rows), marker=MARKS[number // len(LINES) % len(MARKS)], color=colour, label=kind)
         axis.set(xlabel="GFLOPs (MACs) an image", ylabel=measure.axis_title)
         if name == "kl":
             axis.invert_yaxis()

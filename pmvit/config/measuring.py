@@ -14,6 +14,11 @@ Loss = Literal["labels", "predicted", "entropy", "embedding"]
 Parts = Literal["split", "whole"]
 Groups = Literal["neighbours", "any"]
 
+OURS: dict[str, Measurement] = {  # plans of ours, by the names that `compare` has for them
+    "prune-merge": "scored",
+    "measured": "measured",
+    "adaptive": "adaptive",
+}
 PAPER_SCORES: dict[str, Any] = {"abs_per_sample": False}  # what the paper's code does, where the defaults do not
 
 
@@ -117,7 +122,7 @@ class MetricConfig:
 
     Attributes:
         limit: Images to measure on at most; for scores, all if not given.
-        rank: By how many numbers tokens are compared: the rank of the metric.
+        rank: By how many dimensions tokens are compared: the rank of the metric.
         size_weight: Part of the logarithm of a token's size that is added to its attention scores. Tokens that merge
             are alike, and count for a little less than their sum.
         seed: Of everything random.

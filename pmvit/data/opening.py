@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -13,16 +12,15 @@ from pmvit.data.generated import GeneratedImages
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.segmentation import Split, has_masks, open_pairs
 from pmvit.data.sources import Source, Stream, is_dataset, open_dataset, open_source
-from pmvit.data.transforms import check_takes_images, color_mode, evaluation_transform
+from pmvit.data.transforms import check_takes_images
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
-from pmvit.hosts.making import DATA_KEYS, one_line
+from pmvit.hosts.making import DATA_KEYS, check_data, one_line
 from pmvit.hosts.outputs import num_classes_of
 
 # A path or a word for a dataset, as `--data` takes it; a `Dataset`; prepared images, as one tensor, one batch of a
 # processor's, or a loader of batches. `as_loader` says more.
 ImageData = str | Path | Tensor | Dataset[Any] | Mapping[str, Any] | Iterable[Any]
-CROP_MODES = ("center", "squash", "border")
 BATCH = 64  # images of a tensor that are taken at a time
 
 
@@ -87,13 +85,12 @@ def prepare_as(model: nn.Module, values: Mapping[str, Any]) -> None:
     host.model.pretrained_cfg.update(values)
     with one_line(f"expected what images can be prepared by; got {dict(values)}"):
         config = host.data_config()
-        for name, value in values.items():
-            if config[name] != (list(value) if isinstance(value, tuple) else value):
-                more = ": make the model for these, by --img-size or img_size=" if name == "input_size" else ""
-                raise PmvitError(f"{name}: expected {config[name]}, as this model has it; got {value}{more}")
-        if config["crop_mode"] not in CROP_MODES:  # what timm does not know, it takes for the first
-            raise PmvitError(f"crop_mode: expected one of {', '.join(CROP_MODES)}; got {config['crop_mode']}")
-        evaluation_transform(config)(Image.new(color_mode(config), (32, 32)))
+    for name, value in values.items():
+        if config[name] != (list(value) if isinstance(value, tuple) else value):
+            more = ": make the model for these, by --img-size or img_size=" if name == "input_size" else ""
+            raise PmvitError(f"{name}: expected {config[name]}, as this model has it; got {value}{more}")
+    check_takes_images(config)
+    check_data(config)
 
 
 def open_images(
@@ -173,9 +170,9 @@ def open_validation(
     process: tuple[int, int],
     first_label: int | None,
 ) -> Any:
-    """Batches for one of several processes to validate on, again and again; `None` of `None`.
+    """Batches of validation images for one of several processes, which can be read again; `None` if there is no data.
 
-    Images with masks come whole; of others, every process gets 64 at a time.
+    Images with masks come whole, one at a time; of others, every process gets 64 at a time.
     """
     count = process[1]
     if data is None:

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from pmvit.data.batches import LABEL_COLUMNS, count_items, described, split_item
 from pmvit.data.generated import GeneratedImages
 from pmvit.data.samples import Mask, Sample
-from pmvit.errors import PmvitError, PmvitWarning
+from pmvit.errors import PmvitError, PmvitWarning, first_line
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")  # of image files
 SHUFFLE_BUFFER = 2000
@@ -135,8 +135,7 @@ class _HuggingFace:
             else:
                 dataset = datasets.load_dataset(path, split=split, streaming=streaming)
         except (OSError, ValueError, KeyError) as error:
-            reason = next(iter(str(error).strip().splitlines()), repr(error))
-            raise PmvitError(f"could not open the dataset {path} ({split}): {reason}") from None
+            raise PmvitError(f"could not open the dataset {path} ({split}): {first_line(error)}") from None
         features = dataset.features
         if features is None:
             raise PmvitError(f"{path} does not say what its columns are: give it features")
@@ -350,7 +349,11 @@ def choose_samples(source: Source | Stream, most: int) -> list[Sample]:
 
 
 def reader_part(process: tuple[int, int]) -> tuple[int, int]:
-    """Which of how many parts of a stream is for this worker of this training process."""
+    """Which part of a stream this worker reads, and how many parts there are: one a worker of a training process.
+
+    Args:
+        process: Rank and world size of training.
+    """
     worker = get_worker_info()
     number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
     return process[0] * workers + number, process[1] * workers

@@ -20,7 +20,10 @@ from pmvit.errors import PmvitError
 
 @dataclass
 class _EpochBatches:
-    """The batches of image numbers of this process: `count` of them in an epoch that begins at `start`."""
+    """A batch sampler: the image numbers of each batch of this process, with a seed for each image's augmentation.
+
+    An epoch has `count` batches; `start` says which epoch it is and how many of its batches are done already.
+    """
 
     images: int
     process: tuple[int, int]
@@ -40,7 +43,7 @@ class _EpochBatches:
 
 @dataclass(eq=False)
 class _EpochStream(StreamedImages):
-    """Likewise of a stream. A worker reads every n-th batch; of those to skip the images are read, not decoded."""
+    """The same for a stream. A worker reads every n-th batch; images of batches that are done are not decoded."""
 
     count: int
     batch: int

@@ -9,9 +9,10 @@ from torch import nn
 from pmvit.compression import compression_of, decompress
 from pmvit.errors import PmvitError
 from pmvit.loading import create_model, original_model
+from pmvit.numbers.measures import REFERENCES
 from pmvit.wrapping import fingerprint
 
-TITLES = {"original": "the original", "uncompressed": "the same weights uncompressed", "other": "another model"}
+HEADINGS = {"original": "original", "uncompressed": "uncompressed, same weights", "other": "other model"}
 
 
 class Reference(NamedTuple):
@@ -29,7 +30,12 @@ class Reference(NamedTuple):
     @property
     def title(self) -> str:
         """In tables."""
-        return TITLES[self.name]
+        return REFERENCES[self.name]
+
+    @property
+    def heading(self) -> str:
+        """Above or beside a picture."""
+        return HEADINGS[self.name]
 
 
 def reference_for(model: nn.Module, given: str | Path | nn.Module | None = None) -> Reference:
@@ -50,11 +56,16 @@ def reference_for(model: nn.Module, given: str | Path | nn.Module | None = None)
         if found is not None:
             return Reference(found, "original")
         return Reference(decompress(copy.deepcopy(model)).eval(), "uncompressed")
-    found = given if isinstance(given, nn.Module) else create_model(str(given))
+    found = opened(given)
     if compression_of(found) is not None:
         found = decompress(copy.deepcopy(found))
     is_original = compression.original.fingerprint in (None, fingerprint(found))
     return Reference(found.to(next(model.parameters()).device).eval(), "original" if is_original else "other")
+
+
+def opened(given: str | Path | nn.Module) -> nn.Module:
+    """A model that was given, or whose name or path was, as `create_model` takes it."""
+    return given if isinstance(given, nn.Module) else create_model(str(given))
 
 
 def named(reference: "nn.Module | Reference | None") -> tuple[nn.Module | None, str | None]:

@@ -1,4 +1,4 @@
-"""Any model on the images of all processes: by top-1 if it labels images, by mean IoU if it labels pixels."""
+"""Validation of any model, by all processes together: top-1 if it labels images, mean IoU if it labels pixels."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields

@@ -88,8 +88,8 @@ class TokenLayout:
         return math.prod(self.grid)
 
     @property
-    def sheet(self) -> tuple[int, int]:
-        """Rows and columns of a drawing: of videos, with one frame below the other."""
+    def drawn_grid(self) -> tuple[int, int]:
+        """Rows and columns of the patches in a picture: of videos, with one frame below the other."""
         return math.prod(self.grid[:-1]), self.grid[-1]
 
     @property

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from pmvit.errors import PmvitError
+from pmvit.errors import PmvitError, first_line
 from pmvit.files import check_fields, read_text
 from pmvit.hosts.heads import describe_head, make_head
 from pmvit.hosts.host import AnyModule, Host, host_of
@@ -39,8 +39,7 @@ def one_line(what: str, advice: str = "") -> Iterator[None]:
     except PmvitError:
         raise
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), repr(error))
-        raise PmvitError(f"{what} ({reason}){advice}") from None
+        raise PmvitError(f"{what} ({first_line(error)}){advice}") from None
 
 
 @contextmanager

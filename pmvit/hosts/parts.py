@@ -16,10 +16,10 @@ class Rotary(NamedTuple):
     """A rotary position embedding of queries and keys, `x * cos + turned(x) * sin` for each of the block's tokens.
 
     Attributes:
-        cos: Of each token and number of a head, (tokens, numbers) or (heads, tokens, numbers).
+        cos: For each token and dimension of a head, (tokens, head dimension) or (heads, tokens, head dimension).
         sin: Likewise.
-        interleaved: Numbers 2i and 2i + 1 turn together: `turned` is (-x1, x0, -x3, x2, ...). Otherwise numbers i and
-            i + half of them: it is (-x_half, ..., x0, ...).
+        interleaved: Dimensions 2i and 2i + 1 are rotated together, so that `turned` is (-x1, x0, -x3, x2, ...).
+            Otherwise dimensions i and i + half of them are, and it is (-x_half, ..., x0, ...).
     """
 
     cos: Tensor
@@ -33,7 +33,7 @@ class PlainParts(NamedTuple):
     Attributes:
         norm1: Before attention.
         qkv: Query, key and value of all heads: one layer for the three of them, in this order, or three layers.
-        heads: Number of heads, and numbers in each.
+        heads: Number of heads, and the dimension of each.
         scale: Of the attention scores.
         projection: Behind attention.
         norm2: Before the MLP.
@@ -65,7 +65,7 @@ class PlainParts(NamedTuple):
 
 
 class PlainMlp(nn.Module):
-    """Two linear layers with an activation between them, any that works number by number.
+    """Two linear layers with an activation between them, any elementwise one.
 
     Attributes:
         gelu: If the activation is one of PyTorch's GELUs, which.
@@ -151,6 +151,13 @@ def rotary_of_patches(cos: Tensor, sin: Tensor, num_prefix: int, interleaved: bo
     return Rotary(
         torch.cat([cos.new_ones(before), cos], dim=-2), torch.cat([sin.new_zeros(before), sin], dim=-2), interleaved
     )
+
+
+def inner_block(block: nn.Module) -> AnyModule:
+    """The host's block inside what stands in its place: a wrapper, and what runs the block in it on groups."""
+    while isinstance(inside := getattr(block, "block", None) or getattr(block, "host", None), nn.Module):
+        block = inside
+    return block
 
 
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:

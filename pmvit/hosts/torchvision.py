@@ -15,9 +15,9 @@ from pmvit.hosts.groups import OfGroups
 from pmvit.hosts.host import AnyModule, HostChange, PartNames, Reading, TokenLayout, register
 from pmvit.hosts.making import IMAGENET, MadeModel
 from pmvit.hosts.modes import changed
-from pmvit.hosts.parts import PlainParts, linear, plain_parts, split_heads
+from pmvit.hosts.parts import PlainParts, inner_block, linear, plain_parts, split_heads
 from pmvit.hosts.swin.blocks import Names
-from pmvit.hosts.swin.host import SwinHost, inner_block
+from pmvit.hosts.swin.host import SwinHost
 from pmvit.merged_mlp import unwrapped
 from pmvit.prune_merge import PruneMerge
 from pmvit.windows import Windows

@@ -7,9 +7,11 @@ layer matters (Eq. 9 through the value tensor, see `listener`). `measure` choose
 
 from pmvit.measuring.merge_costs import Merge as Merge
 from pmvit.measuring.merge_costs import MergeCosts as MergeCosts
+from pmvit.measuring.method import KINDS as KINDS
 from pmvit.measuring.method import MeasureConfig as MeasureConfig
 from pmvit.measuring.method import Measured as Measured
 from pmvit.measuring.method import check_needs_no_images as check_needs_no_images
+from pmvit.measuring.method import kind_of as kind_of
 from pmvit.measuring.method import measure as measure
 from pmvit.measuring.method import measure_by as measure_by
 from pmvit.measuring.method import measure_config as measure_config

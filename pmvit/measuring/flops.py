@@ -58,7 +58,7 @@ class BlockCost:
         linear: What grows with the tokens (projections, MLP), for all tokens of the image.
         quadratic: What grows with their square (attention), for all tokens of the image.
         constant: What is the same for any number of tokens (the network behind a position bias).
-        width: Numbers a token.
+        width: Embedding dimension of the tokens.
         padded: Of `linear`, what runs on the padding of windows, too.
         mlp: Of `linear`, what the MLP takes, where it can run on tokens of its own.
     """
@@ -109,7 +109,7 @@ class Flops:
     Attributes:
         macs: Multiply-accumulates of everything, merge and reconstruct included.
         module_macs: Those of merging and reconstructing alone.
-        parameters: Numbers in all parameters, the weights of M and R included.
+        parameters: How many the model has, the weights of M and R included.
         module_parameters: Those of M and R alone.
     """
 
@@ -125,7 +125,7 @@ class Flops:
 
 
 def elementwise_macs(num_tokens: int, num_groups: int, width: int) -> int:
-    """The shortcut of a compressed block (Eq. 5-7): one operation a number, for the groups and for the tokens."""
+    """The shortcut of a compressed block (Eq. 5-7): one operation an element, for the groups and for the tokens."""
     return (num_tokens + num_groups) * width
 
 
@@ -202,7 +202,7 @@ def model_cost(model: nn.Module) -> ModelCost:
 
 
 def block_width(host: Host, block: nn.Module) -> int:
-    """Numbers a token: what the block's first projection takes."""
+    """The embedding dimension of a block's tokens: the input size of its first linear layer."""
     apart = tuple(f"{path}." for path in host.part_names(block).without_tokens)
     for name, module in block.named_modules():
         if isinstance(module, nn.Linear) and not name.startswith(apart):

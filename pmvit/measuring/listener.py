@@ -27,9 +27,10 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 class Listener(TorchFunctionMode):
-    """Hears when a batch enters and leaves a block, and each call of `scaled_dot_product_attention` in between.
+    """Follows a batch through the blocks: `entered` and `left` are called at each, and `attended` for every call of
+    `scaled_dot_product_attention` in between, where a subclass reads what it needs.
 
-    A subclass reads what it needs there. It serves every model whose blocks call that function.
+    It serves every model whose blocks call that function.
     """
 
     def __init__(self, blocks: list[nn.Module]) -> None:
@@ -171,9 +172,10 @@ def _class_row(row: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
 class EffectRecorder(Listener):
     """Collects `E[i, j] = g_i . y_j` of every block and image, while a batch runs forward and backward.
 
-    Here y_j is the key, the value or the update of a token and g_i the gradient at another's. There are two of them:
-    that of the keys, which say where attention goes, and the sum of the others, which say what it brings. A block that
-    is split has them for attention, and one of the MLP's updates for its MLP; or that alone.
+    y_j is the key, the value or the update of token j, and g_i the gradient of the output at that of token i: to first
+    order, E[i, j] is what the output gains if y_j is added at token i. Two matrices are collected: that of
+    the keys, which say where attention goes, and the sum of those of values and updates, which say what it brings. A
+    block that is split has both for attention and a third one, of the MLP's updates, for its MLP; or the third alone.
 
     Args:
         blocks: To listen to.

@@ -22,10 +22,10 @@ ALONE: tuple[Part, ...] = ("mlp",)  # of a block whose attention runs on all tok
 
 
 def before_each(parts: Sequence[BlockPart], has_mlps_alone: bool) -> list[BlockPart | None]:
-    """Where merges are nested, the part whose groups stay together in each: the one before it, `None` if there is none.
+    """For nested merges: the part before each part, whose groups it may only merge further; `None` for the first.
 
-    Where attention of some blocks runs on all tokens, no token stays merged from block to block: merges are nested
-    inside each block.
+    In models where attention of some blocks runs on all tokens (SAM), tokens do not stay merged from block to block, so
+    that only the MLP of a block is nested in the attention of the same block.
     """
     pairs = (before if before[0] == part[0] or not has_mlps_alone else None for before, part in pairwise(parts))
     return [None, *pairs]

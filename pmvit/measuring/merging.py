@@ -22,8 +22,8 @@ class Clusters:
     It takes thousands of small steps, for which NumPy's arrays are quicker than tensors.
 
     Args:
-        effects: `E[i, j]` from token j to token i: (rows, tokens, tokens). The squares of an error in all rows add up
-            to twice what it costs.
+        effects: `E` of `EffectRecorder`, (rows, tokens, tokens); each row is a random combination of images. The error
+            of a merge is a sum of entries of `E`, and its cost half the sum of the squares of this over all rows.
         near: Which tokens may be merged: (tokens, tokens), symmetric.
     """
 

@@ -1,7 +1,7 @@
 """`measure`: the one step from images to what a plan is made from: a metric, merge costs or scores."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from torch import nn
 
@@ -24,11 +24,34 @@ if TYPE_CHECKING:
 
 MeasureConfig = ScoreConfig | MergeCostConfig | MetricConfig
 Measured = Scores | MergeCosts | TokenMetric
-CONFIGS: dict[Measurement, type[MeasureConfig]] = {
-    "adaptive": MetricConfig,
-    "measured": MergeCostConfig,
-    "scored": ScoreConfig,
+
+
+class Kind(NamedTuple):
+    """What a plan may be made from.
+
+    Attributes:
+        config: How it is measured.
+        result: What comes out.
+        title: What it is called.
+        file: What its file is called, beside the model that is made of it.
+    """
+
+    config: type[MeasureConfig]
+    result: type[Measured]
+    title: str
+    file: str
+
+
+KINDS: dict[Measurement, Kind] = {
+    "adaptive": Kind(MetricConfig, TokenMetric, "a metric", "metric.safetensors"),
+    "measured": Kind(MergeCostConfig, MergeCosts, "merge costs", "merge_costs.json"),
+    "scored": Kind(ScoreConfig, Scores, "scores", "scores.json"),
 }
+
+
+def kind_of(what: MeasureConfig | Measured) -> Measurement:
+    """Of which of `KINDS` a measurement, or the configuration of one, is."""
+    return next(name for name, kind in KINDS.items() if isinstance(what, (kind.config, kind.result)))
 
 
 @overload
@@ -120,11 +143,11 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
         PmvitError: If some options are for scores alone and others, or the method, for merge costs.
     """
     owners = {
-        name: [kind for kind, config in CONFIGS.items() if name in config.__dataclass_fields__] for name in options
+        name: [kind for kind, each in KINDS.items() if name in each.config.__dataclass_fields__] for name in options
     }
     kind: Measurement = "scored" if method is None or method == "paper" else method
     if method is None:
-        fitting = [each for each in CONFIGS if all(each in of_name for of_name in owners.values() if of_name)]
+        fitting = [each for each in KINDS if all(each in of_name for of_name in owners.values() if of_name)]
         able = measurable(host_of(model))
         kind = next((each for each in fitting if each in able), able[0])
     if wrong := [name for name, of_name in owners.items() if of_name and kind not in of_name]:
@@ -132,7 +155,7 @@ def measure_config(model: nn.Module, method: Method | None, options: MeasureOpti
             f"{wrong[0]}: expected with the method {' or '.join(owners[wrong[0]])} alone; got it with {method or kind}"
         )
     given: dict[str, Any] = {**(PAPER_SCORES if method == "paper" else {}), **options}
-    return CONFIGS[kind](**given)
+    return KINDS[kind].config(**given)
 
 
 def measure_by(
@@ -160,10 +183,9 @@ def measure_by(
 def check_needs_no_images(config: MeasureConfig) -> None:
     """Raise `PmvitError` unless generated images can stand for those that a configuration is to be measured on."""
     if not isinstance(config, MetricConfig):
-        what = "merge costs" if isinstance(config, MergeCostConfig) else "scores"
         raise PmvitError(
-            f"expected images to measure {what} on; got none: name some (--data). Without images there are adaptive "
-            "plans alone, of models that attend over the whole of one grid"
+            f"expected images to measure {KINDS[kind_of(config)].title} on; got none: name some (--data). Without "
+            "images there are adaptive plans alone, of models that attend over the whole of one grid"
         )
 
 

@@ -32,17 +32,23 @@ def opened(
         PmvitError: If the model is compressed, its windows leave nothing of the kind to measure, or there are no images
             of its size.
     """
-    if compression_of(model) is not None:
-        raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
-    check_trainable(model)
-    host = host_of(model)
-    check_measurable(host, kind, purpose)
+    host = original_host(model, kind, purpose)
     batches = list(first_batches(loader, limit))
     if not batches:
         raise PmvitError(f"expected at least one batch of images; the loader is empty{unreadable(loader)}")
     for images in batches:
         check_size(host, images)
     return host, batches
+
+
+def original_host(model: nn.Module, kind: Measurement, purpose: str) -> Host:
+    """The host of a model; `PmvitError` if it is compressed, or its windows leave nothing of the kind to measure."""
+    if compression_of(model) is not None:
+        raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
+    check_trainable(model)
+    host = host_of(model)
+    check_measurable(host, kind, purpose)
+    return host
 
 
 def measurable(host: Host) -> tuple[Measurement, ...]:

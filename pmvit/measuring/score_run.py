@@ -17,14 +17,14 @@ from pmvit.config import ScoreConfig
 from pmvit.data.batches import IGNORED, check_labels, count_items, resize_labels, unpack, unreadable
 from pmvit.errors import PmvitError
 from pmvit.hosts import host_of
-from pmvit.hosts.modes import check_trainable, evaluation_mode, frozen_parameters
+from pmvit.hosts.modes import evaluation_mode, frozen_parameters
 from pmvit.hosts.outputs import check_size, predict
 from pmvit.measuring.flops import model_cost
 from pmvit.measuring.listener import ScoreRecorder
-from pmvit.measuring.probe import check_measurable, summed_over_processes
+from pmvit.measuring.probe import original_host, summed_over_processes
 from pmvit.measuring.scores import PARTIAL_FORMAT, Scores
 from pmvit.progress import track
-from pmvit.wrapping import compression_of, fingerprint
+from pmvit.wrapping import fingerprint
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 ENDS: dict[str, Any] = {"iterations": 1, "limit": None}  # what may change before scoring goes on
@@ -63,11 +63,7 @@ def score(
     progress: bool = True,
 ) -> Scores:
     """Measure the importance of every token in every block (Eq. 9); see `measure`."""
-    if compression_of(model) is not None:
-        raise PmvitError("expected an uncompressed model to measure; this one is compressed: measure the original")
-    check_trainable(model)
-    host = host_of(model)
-    check_measurable(host, "scored", "score tokens")
+    host = original_host(model, "scored", "score tokens")
     layouts = host.layouts()
     if "class_attn" in config.scorer and not host.layout.has_class_token:
         raise PmvitError(f"the scorer {config.scorer} needs a class token, and this model has none: use grad_attn")

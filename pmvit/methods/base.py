@@ -47,9 +47,11 @@ class Site(NamedTuple):
 
 
 class MethodBlock(WrappedBlock, Generic[M]):
-    """A block as a method runs it. A subclass has a `forward`, or, for what blocks hand on beside the tokens, a `run`:
+    """A block as a method runs it.
 
-    from the tokens, and what the block before handed on if there was one, to the tokens and what to hand on.
+    A subclass has a `forward` from tokens to tokens. If blocks pass more than tokens to each other, it has a `run`
+    instead: its arguments are the tokens and what the block before returned beside them (nothing, for the first), and
+    it returns the tokens and what the next block gets.
     """
 
     block: Any
@@ -137,9 +139,13 @@ class Method(ABC):
         """Its name and options as JSON data."""
         return {"name": self.name, "options": asdict(self)}
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved beside `to_json`: nothing."""
+        return {}
+
     @staticmethod
-    def from_json(text: str, where: str = "method") -> "Method":
-        """The method that `to_json` wrote."""
+    def from_json(text: str, where: str = "method", tensors: Mapping[str, Tensor] | None = None) -> "Method":
+        """The method that `to_json` wrote; there are no tensors beside it."""
         description = check_fields(parse_json(text, where), ("name", "options"), where)
         name = typed(str, description["name"], f"{where}: name")
         return make_method(name, **typed(dict[str, Any], description["options"], f"{where}: options"))

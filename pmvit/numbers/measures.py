@@ -23,6 +23,10 @@ class Measure:
     is_share: bool = True
     counts_images: bool = False
 
+    def against(self, reference: str) -> str:
+        """The full title where a model is compared with something else than its original, perhaps."""
+        return self.full_title.replace(REFERENCES["original"], reference)
+
     def text(self, value: float | None) -> str:
         """A measured value in a table."""
         return format_number(value, ".2%" if self.is_share else ".4f")
@@ -38,6 +42,8 @@ class Measure:
         return f"{self.title} (%)" if self.is_share else self.title
 
 
+# What a model is compared with: its original; its own weights, changed since it was compressed; something else.
+REFERENCES = {"original": "the original", "uncompressed": "the same weights uncompressed", "other": "another model"}
 MEASURES = {
     "top1": Measure("top-1", "top-1 accuracy", counts_images=True),
     "top5": Measure("top-5", "top-5 accuracy", counts_images=True),
@@ -47,9 +53,11 @@ MEASURES = {
     "agreement": Measure("agreement", "agreement with the original", counts_images=True),
     "pixel_agreement": Measure("pixel agreement", "pixels that agree with the original"),
     "kl": Measure("KL", "KL divergence from the original", is_share=False),
-    "cosine": Measure("cosine", "cosine to the original's output", is_share=False),
+    "cosine": Measure("cosine", "cosine to the output of the original", is_share=False),
 }
 QUALITIES = ("top1", "miou", "cosine", "kl", "agreement", "pixel_agreement")  # the first that was measured decides
+
+IN_POINTS = ("top1", "miou", "agreement", "pixel_agreement", "cosine")  # the same for what a loss in points is of
 
 
 def main_measure(measured: Mapping[str, Any]) -> str | None:

@@ -202,6 +202,10 @@ class Plan:
         layers = ",\n".join(f'  "{index}": {_layer_to_json(layer)}' for index, layer in sorted(self.layers.items()))
         return json.dumps(head, indent=1)[:-2] + ',\n "layers": {\n' + layers + "\n }\n}\n"
 
+    def tensors(self) -> "dict[str, Tensor]":
+        """What is saved beside `to_json`: nothing."""
+        return {}
+
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
         write_document(Path(path), self.to_json())
@@ -216,8 +220,8 @@ class Plan:
         return _from_document(read_document(Path(path), FORMAT, VERSION), str(path))
 
     @staticmethod
-    def from_json(text: str, where: str = "plan") -> "Plan":
-        """Parse and check what `to_json` wrote."""
+    def from_json(text: str, where: str = "plan", tensors: "Mapping[str, Tensor] | None" = None) -> "Plan":
+        """Parse and check what `to_json` wrote; there are no tensors beside it."""
         return _from_document(parse_document(text, FORMAT, VERSION, where), where)
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import overload
 
 from pmvit.config import PlanConfig
-from pmvit.config.measuring import Measurement
 from pmvit.errors import PmvitError
-from pmvit.measuring import MergeCosts, Scores, TokenMetric
+from pmvit.measuring import KINDS, Measured, MergeCosts, Scores, TokenMetric, kind_of
 from pmvit.planning.adaptive import AdaptivePlan, plan_within
 from pmvit.planning.budget import predicted_macs, solve
 from pmvit.planning.grouping import group_layer
@@ -17,7 +16,6 @@ from pmvit.planning.measured import merged_layers
 from pmvit.planning.plan import Plan, compressed_layers, record
 from pmvit.planning.ranking import comparable, fit_to_windows, partition
 
-Measured = Scores | MergeCosts | TokenMetric
 AnyPlan = Plan | AdaptivePlan
 
 
@@ -137,18 +135,17 @@ def plan_from_merge_costs(merge_costs: MergeCosts, config: PlanConfig, keep: flo
 
 def check_method(measured: Measured, config: PlanConfig) -> None:
     """See that scores, merge costs or a metric are what the options ask for."""
-    names = {"adaptive": "a metric", "measured": "merge costs", "scored": "scores"}
-    kinds: dict[type, Measurement] = {TokenMetric: "adaptive", MergeCosts: "measured", Scores: "scored"}
-    kind = kinds[type(measured)]
+    kind = kind_of(measured)
+    title = KINDS[kind].title
     if config.method not in (None, kind):
-        raise PmvitError(f'method="{config.method}" makes plans from {names[config.method]}; got {names[kind]}')
+        raise PmvitError(f'method="{config.method}" makes plans from {KINDS[config.method].title}; got {title}')
     if kind != "scored" and (changed := config.choices_for_scores):
-        raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; {names[kind]} leave no such choice")
+        raise PmvitError(f"{', '.join(changed)}: expected beside scores alone; {title} leave no such choice")
     if kind != "measured" and config.least_step != PlanConfig.least_step:
-        raise PmvitError(f"least_step: expected beside merge costs alone; {names[kind]} leave no such choice")
+        raise PmvitError(f"least_step: expected beside merge costs alone; {title} leave no such choice")
     for name in ("multiple_of", "steps"):
         if kind != "adaptive" and getattr(config, name) != getattr(PlanConfig, name):
-            raise PmvitError(f"{name}: expected beside a metric alone; got {names[kind]}, whose groups are fixed")
+            raise PmvitError(f"{name}: expected beside a metric alone; got {title}, whose groups are fixed")
     if kind == "adaptive" and (config.reconstruct != "residual" or not config.attention_bias):
         raise PmvitError(
             "reconstruct, attention_bias: expected for fixed plans alone; adaptive ones keep what sets tokens apart; "

@@ -73,9 +73,9 @@ def fit_to_windows(
 ) -> tuple[Tensor, Tensor]:
     """Split the tokens of a layer anew, so that all its windows keep as many; return two masks.
 
-    As many a window as the number of kept tokens of the layer allows, rounded down: the best of each region, as long
-    as there is room, and then the best of the window. A token in a region that keeps none has nothing to join: it is
-    pruned.
+    Every window keeps the same number of tokens, the largest with which the layer keeps no more than `num_kept`: first
+    the best token of each region, as long as there is room, then the best of the rest. A token in a region of which
+    none is kept has nothing to join, and is pruned.
     """
     places = windows.places(grid)
     of_window, of_region = places // windows.area, windows.regions(grid).flatten()[places]

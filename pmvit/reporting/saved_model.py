@@ -11,7 +11,7 @@ from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
 from pmvit.files import parse_json, read_json, read_text
 from pmvit.measuring import Scores
-from pmvit.pipeline import RESULTS_FILE
+from pmvit.pipeline import RESULTS_FILE, measured_file
 from pmvit.planning import Plan
 from pmvit.planning.planner import AnyPlan
 from pmvit.reporting.blocks import describe_blocks
@@ -22,8 +22,6 @@ from pmvit.saving.parts import CONFIG_FILE
 from pmvit.tensors import read_texts
 from pmvit.training.metrics import read_metrics
 from pmvit.training.record import FILE as FINETUNE_FILE
-
-SCORES_FILE = "scores.json"
 
 
 class SavedModel:
@@ -73,7 +71,7 @@ class SavedModel:
             )
         self.blocks: list[dict[str, Any]] | None = None
         if isinstance(self.plan, Plan):
-            scores = path / SCORES_FILE if is_folder else path.with_suffix(f".{SCORES_FILE}")
+            scores = measured_file(path, "scored")
             self.blocks = describe_blocks(self.model, Scores.load(scores) if scores.exists() else None)
         self.commands = read_commands(path)
         self.metrics = read_metrics(path) if is_folder else []

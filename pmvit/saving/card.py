@@ -17,7 +17,7 @@ from pmvit.errors import PmvitError
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops
-from pmvit.numbers.measures import MEASURES
+from pmvit.numbers.measures import MEASURES, REFERENCES
 from pmvit.numbers.tables import format_number, markdown_table
 from pmvit.planning import Plan
 from pmvit.planning.adaptive import AdaptivePlan
@@ -204,7 +204,9 @@ def _accuracy(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
         (stage, *(MEASURES[name].text(row.get(name)) for name in found), str(row.get("images", "-")))
         for stage, row in measured.items()
     ]
-    titles = ["agreement with the original" if name == "agreement" else MEASURES[name].title for name in found]
+    names = {row.get("reference") for row in measured.values() if row.get("agreement") is not None}
+    reference = REFERENCES.get(names.pop() or "", "the reference") if len(names) == 1 else "the reference"
+    titles = [MEASURES[name].against(reference) if name == "agreement" else MEASURES[name].title for name in found]
     return ["## Accuracy", table(("", *titles, "images"), rows)]
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from pmvit.errors import PmvitError
+from pmvit.errors import PmvitError, first_line
 from pmvit.files import MOST_TEXT, parse_json, read_text
 from pmvit.hosts.making import fetching
 from pmvit.saving.commands import versions
@@ -137,9 +137,8 @@ def asking(place: HubPlace, what: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise PmvitError(f"{place.name} cannot be {what}: {_refusal(error, place)}") from None
     except Exception as error:  # of whatever library it asks with
-        reason = next(iter(str(error).strip().splitlines()), repr(error))
         raise PmvitError(
-            f"{place.name} cannot be {what} ({reason}): try again; files that are there already stay"
+            f"{place.name} cannot be {what} ({first_line(error)}): try again; files that are there already stay"
         ) from None
 
 
@@ -155,4 +154,4 @@ def _refusal(error: HfHubHTTPError, place: HubPlace) -> str:
         return "there is no such model, or it is not for everybody: check its name, or log in with `hf auth login`"
     if status == 403:
         return "your token does not allow it: log in with one that may write there (`hf auth login`)"
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+    return first_line(error)

@@ -22,7 +22,6 @@ from pmvit.hosts.modes import check_trainable
 from pmvit.hosts.outputs import predict
 from pmvit.locks import only_writer
 from pmvit.measuring.flops import Flops, flops
-from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.saving.card import CardDetails, write_card
 from pmvit.saving.commands import read_commands, record_commands, versions
 from pmvit.saving.hub import local_path
@@ -38,7 +37,7 @@ from pmvit.saving.parts import (
 )
 from pmvit.saving.sizes import check_fits, check_matrices
 from pmvit.tensors import FLOATS, checksum, dtype_called, read_shapes, read_tensors, write_tensors
-from pmvit.wrapping import Tuned
+from pmvit.wrapping import Recipe, Tuned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,7 +86,7 @@ def save(
     tensors = dict(model.state_dict())
     for name in tied_parameters(model):
         del tensors[name]
-    if compression is not None and isinstance(compression.what, AdaptivePlan):
+    if compression is not None:
         tensors |= {f"{OF_RECIPE}{name}": value for name, value in compression.what.tensors().items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     config = {
@@ -237,11 +236,11 @@ def load(
         kind = record["kind"]
         if kind not in RECIPES or f"{kind}.json" not in documents:
             raise PmvitError(f"{path}: expected a model with its {' or '.join(RECIPES)}; got one with {kind!r}")
-        brought = {}
-        if kind == AdaptivePlan.kind:
-            names = [name for name in tensors if name.startswith(OF_RECIPE)]
-            brought = {"tensors": {name.removeprefix(OF_RECIPE): tensors.pop(name) for name in names}}
-        what = resolve_name(RECIPES[kind])(documents[f"{kind}.json"], f"{path}: {kind}", **brought)
+        names = [name for name in tensors if name.startswith(OF_RECIPE)]
+        brought = {name.removeprefix(OF_RECIPE): tensors.pop(name) for name in names}
+        what: Recipe = resolve_name(RECIPES[kind])(documents[f"{kind}.json"], f"{path}: {kind}", brought)
+        if odd := sorted(brought.keys() - what.tensors().keys()):
+            raise PmvitError(f"{path}: unexpected tensor {OF_RECIPE + odd[0]!r}, which is not of its {what.title}")
         check_matrices(what, record["learn"], shapes, str(path))
         tuned = record.get("tuned", [])
         if not isinstance(tuned, list) or any(one not in get_args(Tuned) for one in tuned):
@@ -282,7 +281,10 @@ def _old_places(path: Path) -> list[Path]:
 
 
 def _found(data: Any, path: Path) -> Original:
-    """The original as a model that is at `path` knows it: that model, too, may hold its weights."""
+    """The record of the original in a model that is read from `path`.
+
+    The model at `path` is added to those that may hold the original's weights: it may be tuned from now on.
+    """
     original = _moved(config_from(Original, data, f"{path}: original"), path, to_file=False)
     if original.fingerprint is None:
         return original
@@ -290,7 +292,8 @@ def _found(data: Any, path: Path) -> Original:
 
 
 def _moved(original: Original, path: Path, *, to_file: bool) -> Original:
-    """With its paths as a file beside them has them, so that all can be moved together; or as they are from here."""
+    """With paths relative to the saved model at `path` (`to_file`), so that both can be moved together; or, when it is
+    read, as they are from here."""
     folder = path.parent if path.suffix == ".safetensors" else path
 
     def moved(text: str) -> str:
@@ -303,7 +306,7 @@ def _moved(original: Original, path: Path, *, to_file: bool) -> Original:
 
 
 def _without_places(original: Original) -> Original:
-    """What it is called without the folders that it is in: whether it had weights of its own is still to be seen."""
+    """Without folders of this machine: of the source and the weights file the names alone are left."""
     source, weights = original.source, original.weights
     if source is not None and Path(source).exists():
         source = Path(source).name

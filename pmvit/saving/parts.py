@@ -9,7 +9,7 @@ from pmvit.tensors import read_texts
 
 FORMAT, VERSION = "pmvit-model", 2
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-RECIPES = {  # by kind
+RECIPES = {  # by kind: what makes it of its JSON, a name for errors and its tensors
     "plan": "pmvit.planning:Plan.from_json",
     "adaptive": "pmvit.planning.adaptive:AdaptivePlan.from_json",
     "method": "pmvit.methods:Method.from_json",

@@ -15,6 +15,7 @@ from pmvit.data.opening import ImageData, evaluation_loader
 from pmvit.errors import PmvitError
 from pmvit.evaluation.reference import reference_for
 from pmvit.measuring import Measured
+from pmvit.numbers.colours import BLUE, VERMILLION, to_hex
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.measures import MEASURES
 from pmvit.numbers.tables import NOT_MEASURED, Results, format_number
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 KEEPS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 MAX_DROP = 1.0  # points, where nothing else says which plan to choose
 NO_BUDGET: dict[str, Any] = dict.fromkeys(BUDGETS)
-BLUE, VERMILLION = "#0072b2", "#d55e00"
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ class Curve(Results):
         axis.axhline(place(original)[1], color="black", linestyle=":", linewidth=1)
         axis.plot(*place(original), "*", color="black", markersize=12, label="original")
         x, y = zip(*map(place, plans), strict=True)
-        axis.errorbar(x, y, xerr=across, yerr=up, color=BLUE, marker="o", elinewidth=1, label="compressed")
+        axis.errorbar(x, y, xerr=across, yerr=up, color=to_hex(BLUE), marker="o", elinewidth=1, label="compressed")
         for number, row in enumerate(plans):
             aside = (6, 6 if number % 2 else -12)  # by turns above and below: neighbours may be close
             axis.annotate(row.name, place(row), aside, textcoords="offset points", color="0.3", size=8)
         if self.chosen is not None:
-            ring = {"markersize": 15, "markerfacecolor": "none", "color": VERMILLION, "markeredgewidth": 2}
+            ring = {"markersize": 15, "markerfacecolor": "none", "color": to_hex(VERMILLION), "markeredgewidth": 2}
             label = f"chosen: {self.chosen.name}, {self.chosen.speedup.value:.2f}x as fast"
             axis.plot(*place(self.chosen), "o", label=label, **ring)
         where = {"eager": "eager PyTorch"}.get(self.environment["runtime"], self.environment["runtime"])

@@ -13,11 +13,10 @@ from pmvit.config import SpeedConfig
 from pmvit.errors import PmvitError
 from pmvit.evaluation.paired import PairedEvaluation, evaluate_pairs
 from pmvit.numbers.estimates import Estimate
+from pmvit.numbers.measures import IN_POINTS
 from pmvit.planning.planner import AnyPlan
 from pmvit.runtime.bench.run import PYTORCH, Maker, benchmark
 from pmvit.runtime.bench.variants import variant
-
-JUDGED_BY = ("top1", "miou", "agreement", "pixel_agreement", "cosine")  # the first that was measured
 
 
 class Quality(NamedTuple):
@@ -41,7 +40,7 @@ class Quality(NamedTuple):
     def of(pair: PairedEvaluation) -> "Quality":
         """By labels if there are some, else by nearness to the original."""
         found = {one.name: one for one in pair.measures}
-        one = next(found[name] for name in JUDGED_BY if name in found)
+        one = next(found[name] for name in IN_POINTS if name in found)
         if one.original is not None and one.difference is not None:
             before, change = one.original, one.difference
         else:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pmvit.config import FinetuneConfig
 from pmvit.data.batches import TrainingBatch, check_labels
 from pmvit.data.transforms import BatchTransform
-from pmvit.errors import PmvitError
+from pmvit.errors import PmvitError, first_line
 from pmvit.hosts import host_of
 from pmvit.hosts.making import one_line
 from pmvit.hosts.modes import evaluation_mode
@@ -70,8 +70,9 @@ class Learner:
         try:
             optimizer = create_optimizer_v2(groups, opt=config.optimizer, lr=config.lr, weight_decay=0.0)
         except (KeyError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise PmvitError(f"expected one of timm's optimizers, got {config.optimizer!r} ({reason})") from None
+            raise PmvitError(
+                f"expected one of timm's optimizers, got {config.optimizer!r} ({first_line(error)})"
+            ) from None
         self._schedule, _ = create_scheduler_v2(
             optimizer,
             sched=config.scheduler,

@@ -92,7 +92,12 @@ def finetune_loss(
 
 @contextmanager
 def tapped_tokens(model: nn.Module, blocks: Sequence[int] | None = None) -> Iterator[dict[int, Tensor]]:
-    """A dictionary that holds, after each forward pass, what blocks, all if none are chosen, put out (all tokens)."""
+    """Within this context, a dictionary of what blocks put out in the last forward pass, by their numbers as given.
+
+    Args:
+        model: Whose blocks they are.
+        blocks: Numbers of blocks, negative ones from the last; all of them if not given.
+    """
     names, maps = host_of(model).block_names(), {}
 
     def keep(block: int, _module: nn.Module, _arguments: Any, output: Any) -> None:

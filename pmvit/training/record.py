@@ -38,7 +38,7 @@ class RunRecord:
     config: FinetuneConfig
     plan: str | None  # SHA-256 of the plan of the model, or of the method that compresses it, if there is one
     teacher: str | None  # fingerprint of the teacher, if there is one
-    command: dict[str, Any]  # what the one who started it wants to remember
+    command: dict[str, Any]  # JSON data of the caller, as the options of the command line
     result: dict[str, Any] | None = None
 
     @classmethod

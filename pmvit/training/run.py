@@ -20,7 +20,8 @@ from pmvit.data.opening import ImageData, as_loader, open_images, open_validatio
 from pmvit.data.sources import has_pixel_labels, is_dataset
 from pmvit.data.training import LoaderData, SourceData, TrainingData
 from pmvit.data.transforms import Preparation, color_mode, training_transform
-from pmvit.errors import PmvitError
+from pmvit.errors import PmvitError, first_line
+from pmvit.evaluation.reference import Reference
 from pmvit.hosts import host_of
 from pmvit.hosts.modes import check_trainable
 from pmvit.locks import only_writer
@@ -32,7 +33,7 @@ from pmvit.training.record import FILE, RunRecord, has_begun
 from pmvit.training.trackers import FOLDER as TRACKERS
 from pmvit.training.trackers import tracker_names
 from pmvit.training.trainer import LAST, Finetuned, Trainer
-from pmvit.wrapping import Tuned
+from pmvit.wrapping import Tuned, fingerprint
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -89,12 +90,22 @@ def finetune(
     config = FinetuneConfig(**options) if preset is None else FinetuneConfig.preset(preset, **options)
     data: dict[str, Any] = {"train": train, "val": val, "epoch_images": epoch_images, "first_label": first_label}
     run: dict[str, Any] = {"output": output, "resume": resume, "progress": progress, "command": command}
-    return _tune(model, teacher, config, "fine-tuned", **data, **run)
+    check_trainable(model)
+    learns = config.needs_teacher and (teacher is not None or compression_of(model) is not None)
+    return _tune(model, _teacher_of(model, teacher) if learns else None, config, "fine-tuned", **data, **run)
+
+
+def _teacher_of(model: nn.Module, given: nn.Module | None) -> Reference:
+    """What a model learns from, and what that is: the teacher that was given, else its own weights, uncompressed."""
+    compression = compression_of(model)
+    teacher = decompress(copy.deepcopy(model)) if given is None else given
+    is_original = compression is not None and compression.original.fingerprint == fingerprint(teacher)
+    return Reference(teacher, "original" if is_original else "uncompressed" if given is None else "other")
 
 
 def _tune(
     model: nn.Module,
-    teacher: nn.Module | None,
+    teacher: Reference | None,
     config: FinetuneConfig,
     tuned: Tuned,
     *,
@@ -108,7 +119,6 @@ def _tune(
     command: dict[str, Any] | None = None,
 ) -> Finetuned:
     """`finetune`, whatever the model is called afterwards."""
-    check_trainable(model)
     tracker_names(config.log_with)
     if config.mixed_precision == "bf16":
         avoid_broken_amx()
@@ -116,11 +126,7 @@ def _tune(
     if folder is not None:
         check_savable(model)  # better found out now than after the last epoch that the model cannot be saved
     record_tuning(model, tuned)
-    if not config.needs_teacher:
-        teacher = None
-    elif teacher is None and compression_of(model) is not None:
-        teacher = decompress(copy.deepcopy(model))
-    record = RunRecord.of(model, teacher, config, command or {})
+    record = RunRecord.of(model, None if teacher is None else teacher.model, config, command or {})
     accelerator = _accelerator(model, config, folder)
     with only_writer(folder) if folder is not None and accelerator.is_main_process else nullcontext():
         if folder is not None:
@@ -176,14 +182,14 @@ def calibrate(
             raise PmvitError(
                 f"{output} holds a fine-tuned model, which this one would overwrite: choose another folder"
             )
-    teacher = teacher if teacher is not None else decompress(copy.deepcopy(model))
+    learns_from = _teacher_of(model, teacher)
     if not (resume and output is not None and has_begun(Path(output))):
         loader = as_loader(model, data, labels=False, shuffle=True)
         images = first_images(loader, BIAS_IMAGES).to(next(model.parameters()).device)
-        correct_biases(model, teacher, images)
+        correct_biases(model, learns_from.model, images)
     if distill:
         run: dict[str, Any] = {"output": output, "resume": resume, "epoch_images": epoch_images, "progress": progress}
-        return _tune(model, teacher, config, "calibrated", train=data, val=val, **run)
+        return _tune(model, learns_from, config, "calibrated", train=data, val=val, **run)
     record_tuning(model, "calibrated")
     if output is not None and this_process()[0] == 0:
         save(model, output, card=CardDetails(settings={"calibrate": {"distill": False}}))
@@ -204,7 +210,7 @@ def _accelerator(model: nn.Module, config: FinetuneConfig, folder: Path | None) 
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=freezes_midway)],
         )
     except (ImportError, ValueError) as error:
-        raise PmvitError(f"accelerate cannot be set up as asked ({str(error).splitlines()[0]})") from None
+        raise PmvitError(f"accelerate cannot be set up as asked ({first_line(error)})") from None
 
 
 def training_data(

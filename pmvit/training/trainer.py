@@ -23,6 +23,7 @@ from pmvit.data.batches import TrainingBatch
 from pmvit.data.seeding import seed_for
 from pmvit.data.training import TrainingData
 from pmvit.errors import PmvitError, PmvitWarning
+from pmvit.evaluation.reference import Reference, named
 from pmvit.evaluation.validation import AnyEvaluation, validate
 from pmvit.files import config_from, fields_from
 from pmvit.progress import Bar
@@ -93,7 +94,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        teacher: nn.Module | None,
+        teacher: nn.Module | Reference | None,
         data: TrainingData,
         accelerator: Accelerator,
         record: RunRecord,
@@ -109,7 +110,8 @@ class Trainer:
         if self.steps_per_epoch == 0:
             raise PmvitError(f"expected {config.accumulate} batches or more per epoch, one step; got {len(data)}")
         self.total_steps = config.epochs * self.steps_per_epoch
-        self.learner = Learner(model, teacher, config, accelerator, self.steps_per_epoch)
+        self.teacher = teacher
+        self.learner = Learner(model, named(teacher)[0], config, accelerator, self.steps_per_epoch)
         self._signals = StopSignals()
         meet_processes(self._how_to_go_on)
 
@@ -205,7 +207,7 @@ class Trainer:
         at_end, labels = self.step == self.total_steps, self.config.labels
         if validation is not None:
             has_labels = labels and getattr(validation, "has_labels", True)
-            reference = None if has_labels else self.learner.teacher
+            reference = None if has_labels else self.teacher
             self.last = validate(self.learner.evaluated, validation, reference=reference, use_labels=labels)
             known = {name: value for name, value in asdict(self.last).items() if value is not None}
             self._write(kind="epoch", step=self.step, epoch=epoch, **known)

@@ -210,6 +210,14 @@ def test_other_methods_have_the_same_verbs(images: Path, tmp_path: Path) -> None
     assert [row["gflops"] for row in rows[1:3]] == pytest.approx([0.2, 0.2], rel=0.01)
     assert TokenMetric.load(tmp_path / "compared" / "metric.safetensors").images > 0
     assert "adaptive" in result.stdout
+    again = pmvit_here(
+        *("compare", *model, "--data", images, "--limit", 16, "--workers", 0, "--gflops", 0.2, "--runtime", "none"),
+        *("--methods", "adaptive,measured", "--measured", tmp_path / "compared" / "metric.safetensors", "--no-exports"),
+        "--json",
+    )
+    _, adaptive, measured = json.loads(again.stdout)["rows"]
+    assert adaptive["gflops"] == rows[2]["gflops"]
+    assert measured["failure"] == "it needs merge costs"
 
 
 def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:

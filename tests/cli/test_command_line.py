@@ -137,7 +137,7 @@ def test_one_word_means_one_thing() -> None:
     assert "--images" not in kinds
     assert {flag for flag, found in kinds.items() if len(found) > 1} <= {
         *("--batch", "--gflops", "--img-size", "--keep", "--runtime"),  # several with commas, where several are made
-        "--method",
+        *("--method", "--measured"),  # one, or several to compare
     }
     verbs = {name for found in kinds["--device"].values() for name in found}
     assert verbs == set(VERBS) - {"plan", "push", "info", "demo"}

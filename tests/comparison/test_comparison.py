@@ -10,7 +10,7 @@ from torch import nn
 
 import pmvit
 from pmvit.comparison import Comparison, ComparisonRow
-from pmvit.comparison.making import OURS
+from pmvit.config.measuring import OURS
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.evaluation.classification import Evaluation
 from pmvit.evaluation.reference import Reference

@@ -260,9 +260,10 @@ def test_how_images_are_prepared_is_changed_or_refused() -> None:
         ({"input_size": [3, 128, 128]}, r"expected \[3, 96, 96\], as this model has it; got .*--img-size"),
         ({"crop_percent": 1.0}, "expected one of input_size, .*crop_mode to prepare images by; got crop_percent"),
         ({"mean": [0.5]}, "mean: expected"),
-        ({"crop_pct": "all"}, "expected what images can be prepared by"),
-        ({"crop_mode": "centre"}, "crop_mode: expected one of center, squash, border; got centre"),
-        ({"interpolation": "best"}, "expected what images can be prepared by"),
+        ({"crop_pct": "all"}, "crop_pct 'all'"),
+        ({"crop_pct": 1e-9}, "expected images of up to 10,000 pixels a side before they are cropped"),
+        ({"crop_mode": "centre"}, "crop_mode: expected center, squash, border; got 'centre'"),
+        ({"interpolation": "best"}, "interpolation: expected bilinear, .*; got 'best'"),
     ):
         with pytest.raises(pmvit.PmvitError, match=words):
             prepare_as(small_vit(), values)

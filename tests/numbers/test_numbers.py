@@ -4,11 +4,13 @@ import statistics
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from pmvit.evaluation.classification import Evaluation
 from pmvit.numbers.bootstrap import RESAMPLES, bootstrap, median
+from pmvit.numbers.colours import LINES, distances, to_oklab
 from pmvit.numbers.estimates import Estimate, wilson
 from pmvit.numbers.measures import MEASURES, WithQuality, main_measure
 from pmvit.numbers.tables import format_number, markdown_table
@@ -102,3 +104,12 @@ def test_one_measure_says_how_good_a_model_is() -> None:
 def test_titles_and_tables_need_no_torch() -> None:
     code = "import pmvit.numbers.measures, pmvit.numbers.estimates, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_lines_of_charts_are_told_apart_by_all_eyes() -> None:
+    """On white, too; the last colours least, which are for more lines than most charts have."""
+    colours = np.array([list(bytes.fromhex(line.removeprefix("#"))) for line in (*LINES, "#ffffff")], dtype=np.float64)
+    eyes = to_oklab(colours)
+    for number in range(len(colours)):
+        others = np.delete(eyes, number, axis=1)
+        assert distances(others, eyes[:, number]).min() > 0.06

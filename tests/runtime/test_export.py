@@ -46,6 +46,15 @@ def test_every_runtime_gives_the_same_logits(to: str, fashion: Any, tmp_path: Pa
     assert beside == ({"m.xml", "m.bin"} if to == "openvino" else {FILES[to]})
 
 
+def test_as_many_images_are_compared_as_are_asked_for(fashion: Any, tmp_path: Path) -> None:
+    _, small, images = fashion
+    for limit, count in ((None, 8), (3, 3), (40, 40)):
+        result = pmvit.export(small, tmp_path / "m.pt2", images=images, limit=limit)
+        assert result.images == count
+    with pytest.raises(pmvit.PmvitError, match="limit: expected 1 or more, got 0"):
+        pmvit.export(small, tmp_path / "m.pt2", images=images, limit=0)
+
+
 def test_onnx_has_standard_operators_only_and_fixed_batches_are_fixed(fashion: Any, tmp_path: Path) -> None:
     import onnx
 
@@ -186,9 +195,10 @@ def test_broken_amx_is_avoided_where_it_is_announced(monkeypatch: pytest.MonkeyP
 
 def test_the_command_line(fashion: Any, tmp_path: Path) -> None:
     pmvit.save(fashion[1], tmp_path / "out", arguments=None)
-    result = pmvit_here("export", tmp_path / "out", "-o", tmp_path / "m.onnx", "--json")
+    result = pmvit_here("export", tmp_path / "out", "-o", tmp_path / "m.onnx", "--limit", "5", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["agreement"] == 1.0
+    assert json.loads(result.stdout)["images"] == 5
     wrong = pmvit_here("export", tmp_path / "out", "-o", tmp_path / "m.foo")
     assert wrong.returncode == 1
     assert "endings" in wrong.stderr

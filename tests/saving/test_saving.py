@@ -4,8 +4,9 @@ import hashlib
 import json
 import shutil
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -13,12 +14,15 @@ import torch
 from torch import nn
 
 import pmvit
+from pmvit.compression import wrap_blocks
 from pmvit.config import PlanConfig
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
 from pmvit.hosts.timm.model import TimmModel
 from pmvit.methods import PsVit
 from pmvit.saving.models import check_savable
+from pmvit.saving.parts import RECIPES
+from pmvit.wrapping import WrappedBlock
 from tests.helpers import QUIET, compressed, make_pictures, small_plan, small_vit, tome
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -130,6 +134,59 @@ def test_kinds_and_versions_that_are_not_there_yet_are_refused(tmp_path: Path) -
     (tmp_path / "later" / "config.json").write_text(json.dumps({**config, "version": 3}))
     with pytest.raises(pmvit.PmvitError, match="expected version 2 of pmvit-model, got 3: a newer pmvit wrote it"):
         pmvit.load(tmp_path / "later")
+
+
+@dataclass(frozen=True, eq=False)
+class Shifting:
+    """A kind of compression that pmvit does not know: it adds a vector to the tokens behind a block."""
+
+    shift: torch.Tensor
+    kind: ClassVar[str] = "shifting"
+    title: ClassVar[str] = "Shifting"
+
+    def to_json(self) -> str:
+        return "{}"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {"shift": self.shift}
+
+    @staticmethod
+    def from_json(text: str, where: str, tensors: dict[str, torch.Tensor]) -> "Shifting":
+        return Shifting(tensors["shift"])
+
+
+class ShiftedBlock(WrappedBlock):
+    def __init__(self, block: nn.Module, shift: torch.Tensor) -> None:
+        super().__init__()
+        self.block, self.shift = block, shift
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.block(tokens) + self.shift
+
+
+@wrap_blocks.register
+def _(what: Shifting, model: Any, learn: str) -> list[Any]:
+    model.blocks[1] = ShiftedBlock(model.blocks[1], what.shift)
+    return []
+
+
+def test_a_new_kind_of_compression_needs_no_change_to_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the tensors that it has; what is no tensor of its kind is refused."""
+    monkeypatch.setitem(RECIPES, "shifting", f"{__name__}:Shifting.from_json")
+    small = pmvit.compress(small_vit(), Shifting(torch.randn(48)))
+    images = torch.randn(2, 3, 96, 96)
+    for name in ("out", "out.safetensors"):
+        pmvit.save(small, tmp_path / name)
+        again = pmvit.load(tmp_path / name)
+        assert torch.equal(predict(again, images), predict(small, images))
+    assert not torch.equal(predict(pmvit.decompress(again), images), predict(small, images))
+    monkeypatch.setitem(RECIPES, "shifting", f"{__name__}:of_nothing")
+    with pytest.raises(pmvit.PmvitError, match=r"unexpected tensor 'pmvit\.shift', which is not of its .*Merge"):
+        pmvit.load(tmp_path / "out")
+
+
+def of_nothing(text: str, where: str, tensors: dict[str, torch.Tensor]) -> pmvit.Plan:
+    return small_plan(small_vit())
 
 
 def with_head(head: nn.Module, **arguments: Any) -> Any:

@@ -37,6 +37,26 @@ def test_the_same_call_goes_on_and_ends_where_it_ended(small_batches: Batches, t
     assert same(pmvit.load(tmp_path).state_dict(), first.state_dict())
 
 
+def test_what_a_model_agrees_with_is_said_in_its_card(small_batches: Batches, tmp_path: Path) -> None:
+    """The first teacher is the original; that of the second calibration has the weights that the first left."""
+    options = {**QUIET, "epochs": 1, "val": small_batches}
+    small, another = compressed(), small_vit(act_layer="relu")
+    with torch.no_grad():
+        next(another.parameters()).add_(1)
+    for number, (teacher, reference, title) in enumerate(
+        (
+            (None, "original", "agreement with the original"),
+            (None, "uncompressed", "agreement with the same weights uncompressed"),
+            (another, "other", "agreement with another model"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        result = pmvit.calibrate(small, small_batches, teacher=teacher, distill=True, output=folder, **options)
+        assert result.best is not None
+        assert result.best.reference == reference
+        assert f"| {title} |" in (folder / "README.md").read_text(encoding="utf-8")
+
+
 def test_an_original_has_nothing_to_come_back_to(small_batches: Batches) -> None:
     with pytest.raises(pmvit.PmvitError, match="expected a compressed model to calibrate"):
         pmvit.calibrate(small_vit(), small_batches)

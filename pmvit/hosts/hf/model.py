@@ -17,7 +17,15 @@ from torch import Tensor
 from pmvit.errors import PmvitError
 from pmvit.hosts.hf.hooks import in_order, outside_inference_mode
 from pmvit.hosts.hf.settings import ATTENTION, check_settings, model_class, own_settings
-from pmvit.hosts.hf.tower import CLASSIFIERS, PIXEL_CLASSIFIERS, WITH_LOGITS, Family, Tower, find_tower
+from pmvit.hosts.hf.tower import (
+    CLASSIFIERS,
+    PIXEL_CLASSIFIERS,
+    WITH_LOGITS,
+    Family,
+    Tower,
+    find_tower,
+    is_of_transformers,
+)
 from pmvit.hosts.host import AnyModule, Outputs, find_host, for_one_size
 from pmvit.hosts.making import (
     MadeModel,
@@ -48,8 +56,7 @@ class HuggingFaceModel(MadeModel):
 
     @classmethod
     def matches(cls, model: AnyModule) -> bool:
-        is_host = any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
-        return is_host and find_tower(model, cls.families) is not None
+        return is_of_transformers(model) and find_tower(model, cls.families) is not None
 
     @cached_property
     def tower(self) -> Tower:

@@ -19,7 +19,7 @@ from pmvit.hosts.hf.model import HuggingFaceModel
 from pmvit.hosts.hf.tower import SAMS, num_read
 from pmvit.hosts.host import HostChange, PartNames, Reading, TokenLayout, register
 from pmvit.hosts.modes import changed
-from pmvit.hosts.parts import AnyModule, split_heads
+from pmvit.hosts.parts import AnyModule, inner_block, split_heads
 from pmvit.prune_merge import PruneMerge
 
 
@@ -170,13 +170,6 @@ class HuggingFaceSam(HuggingFaceModel):
 def channels_first(block: nn.Module) -> bool:
     """Whether a block takes and returns tokens as convolutions do: a block of ViTDet."""
     return type(block).__name__ == "VitDetLayer"
-
-
-def inner_block(block: nn.Module) -> AnyModule:
-    """The host's block inside whatever stands in its place."""
-    while isinstance(inside := getattr(block, "block", None) or getattr(block, "host", None), nn.Module):
-        block = inside
-    return block
 
 
 def attention_of(block: AnyModule) -> tuple[str, AnyModule]:

@@ -141,12 +141,16 @@ def is_backbone(module: nn.Module) -> bool:
     return any(base.__name__ == "BackboneMixin" for base in type(module).__mro__)
 
 
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether a model is one of transformers', or of a class that is derived from one."""
+    return any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
+
+
 def is_vlm(model: AnyModule) -> bool:
     """Whether a model is a vision-language model of transformers: prompts have a token that stands for an image."""
     config = getattr(model, "config", None)
-    is_host = any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
     has_token = any(getattr(config, f"image_token_{ending}", None) is not None for ending in ("id", "index"))
-    return is_host and has_token and getattr(config, "vision_config", None) is not None
+    return is_of_transformers(model) and has_token and getattr(config, "vision_config", None) is not None
 
 
 def read_layers(model: AnyModule) -> list[int] | None:

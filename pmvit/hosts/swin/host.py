@@ -12,6 +12,7 @@ from pmvit.adaptive import AdaptiveBlock
 from pmvit.flow import Groups
 from pmvit.hosts.host import Host, HostChange, PartNames, Reading, TokenLayout
 from pmvit.hosts.modes import changed
+from pmvit.hosts.parts import inner_block
 from pmvit.hosts.swin.blocks import Names, WindowBlock
 from pmvit.prune_merge import PRUNED, PruneMerge
 from pmvit.windows import Windows
@@ -105,13 +106,3 @@ def _run_whole(whole: WindowBlock, tokens: Tensor, *_: Any, **__: Any) -> Any:
 def _answer(names: Names, _: nn.Module, __: tuple[Any, ...], tokens: Any) -> Any:
     """A forward hook: what a host's block returns."""
     return tokens if names.beside is None else (tokens, *names.beside)
-
-
-def inner_block(block: nn.Module) -> nn.Module:
-    """The host's block inside whatever stands in its place."""
-    while not isinstance(block, WindowBlock):
-        inside = getattr(block, "block", None)
-        if not isinstance(inside, nn.Module):
-            return block
-        block = inside
-    return block.host

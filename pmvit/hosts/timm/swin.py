@@ -6,7 +6,8 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
 
 from pmvit.hosts.host import AnyModule, register
-from pmvit.hosts.swin.host import SwinHost, inner_block
+from pmvit.hosts.parts import inner_block
+from pmvit.hosts.swin.host import SwinHost
 from pmvit.hosts.timm.model import TimmModel, one_or_all
 from pmvit.windows import Windows
 

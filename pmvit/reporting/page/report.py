@@ -13,6 +13,7 @@ from pmvit.errors import PmvitError
 from pmvit.files import read_json, read_text, write_text
 from pmvit.hosts import host_of
 from pmvit.measuring.flops import Flops, flops
+from pmvit.numbers.measures import REFERENCES
 from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.reporting.blocks import sizes
 from pmvit.reporting.page import sections
@@ -125,7 +126,8 @@ def _beside(path: Path, given: str | Path | None, name: str) -> dict[str, Any] |
 def _render(saved: SavedModel, found: Measurements, others: tuple[list[sections.Table], list[Chart]]) -> str:
     """The page as text."""
     costs = flops(saved.reference.model), flops(saved.model)
-    compared_with = found.of.get("compared_with") or saved.reference.title
+    told = REFERENCES.get(str((found.evaluation or {}).get("reference")))  # by an evaluation that was given
+    compared_with = told or found.of.get("compared_with") or saved.reference.title
     tables = [sections.accuracy_table(found.evaluation, compared_with)] if found.evaluation is not None else []
     tables += [sections.stages_table(saved.stages)] if saved.stages else []
     commands = [str(one["command"]) for one in saved.commands]
@@ -136,7 +138,7 @@ def _render(saved: SavedModel, found: Measurements, others: tuple[list[sections.
         saved,
         found.pictures,
         subtitle=_subtitle(saved),
-        cards=sections.cards((costs[0].gflops, costs[1].gflops), found.evaluation, found.speed),
+        cards=sections.cards((costs[0].gflops, costs[1].gflops), found.evaluation, found.speed, compared_with),
         what=_what(saved, costs, compared_with),
         path=saved.path,
         accuracy=tables,

@@ -70,7 +70,7 @@ def accuracy_table(evaluation: Json, compared_with: str) -> Table:
     for one in evaluation["measures"]:
         name = one["name"]
         values = [value_cell(name, one[side]) for side in ("original", "compressed")]
-        rows.append([Cell(MEASURES[name].full_title), *values, change_cell(name, one["difference"])])
+        rows.append([Cell(MEASURES[name].against(compared_with)), *values, change_cell(name, one["difference"])])
     broken = f" {evaluation['broken']} could not be read and were left out." if evaluation["broken"] else ""
     note = (
         f"{evaluation['images']:,} images, both models on the same ones.{broken} In small print 95 % intervals: "
@@ -114,7 +114,8 @@ def from_evaluate(document: Json, where: str) -> Json:
             original, compressed = (_with_interval(name, each, images) for each in (before, value))
             change = None if before is None else (value - before, None, None)
             measures.append({"name": name, "original": original, "compressed": compressed, "difference": change})
-    return {"images": images, "broken": document.get("broken", 0), "measures": measures}
+    named = {"reference": document.get("reference"), "broken": document.get("broken", 0)}
+    return {"images": images, **named, "measures": measures}
 
 
 def _with_interval(name: str, value: float | None, images: int) -> Numbers:
@@ -154,7 +155,7 @@ def speed_table(benchmark: Json) -> Table:
     return Table(("", "images a second", "median", "speed", *(["peak memory"] if has_memory else [])), rows, note)
 
 
-def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | None) -> list[Card]:
+def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | None, compared_with: str) -> list[Card]:
     """Cost, quality and speed in a few large numbers."""
     before, after = costs
     less = f"{100 * (1 - after / before):.0f} % less"
@@ -166,7 +167,7 @@ def cards(costs: tuple[float, float], evaluation: Json | None, speed: Json | Non
             text, aside = value_cell(name, value) if change is None else change_cell(name, change)
             details = [] if original is None else [f"{value_cell(name, original).text} before"]
             details += [f"{'' if change is None else text} {f'[{aside}]' if aside else ''}".strip()]
-            made.append((MEASURES[name].full_title, value_cell(name, value).text, details))
+            made.append((MEASURES[name].against(compared_with), value_cell(name, value).text, details))
     rows = [row for row in rows_of(speed or {}) if row.get("speedup") is not None]
     for variant in ("optimized", "compressed"):  # as one would deploy it, at the largest batch of the first runtime
         found = [row for row in rows if (row["variant"], row["runtime"]) == (variant, rows[0]["runtime"])]

@@ -16,8 +16,8 @@ from matplotlib.textpath import text_to_path
 from PIL import Image
 
 from pmvit.files import write_atomically, write_text
+from pmvit.numbers.colours import Colour, to_hex
 from pmvit.reporting.images import Bytes, data_uri
-from pmvit.reporting.pictures.colours import Colour, to_hex
 
 Format = Literal["png", "svg"]
 Box = tuple[float, float, float, float]  # left, top, width and height, in pixels from the top left of a figure

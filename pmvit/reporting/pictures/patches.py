@@ -14,10 +14,10 @@ from matplotlib import colormaps
 from torch import Tensor
 
 from pmvit.config.planning import Reconstruct
+from pmvit.numbers.colours import NEUTRAL, OKABE_ITO, Colour
 from pmvit.planning import LayerPlan
 from pmvit.prune_merge import PRUNED
 from pmvit.reporting.images import Bytes
-from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, Colour
 from pmvit.reporting.pictures.tiles import patch_side
 
 WHITE: Colour = (255, 255, 255)

@@ -14,7 +14,7 @@ from pmvit.data.segmentation import Split
 from pmvit.data.sources import choose_samples
 from pmvit.data.transforms import Preparation, color_mode
 from pmvit.errors import PmvitError
-from pmvit.evaluation.reference import reference_for
+from pmvit.evaluation.reference import opened, reference_for
 from pmvit.evaluation.segmentation import classes_at
 from pmvit.evaluation.sliding import check_stride, sliding_logits, window_of
 from pmvit.hosts import host_of
@@ -24,15 +24,13 @@ from pmvit.reporting.class_names import class_names
 from pmvit.reporting.images import readable
 from pmvit.reporting.pictures.segmentation import Segmentation, SegmentedImage
 
-COLUMNS = {"original": "original", "uncompressed": "uncompressed (same weights)", "other": "other model"}
-
 
 def segment(
     model: nn.Module,
     data: str | Path,
     *,
-    original: nn.Module | None = None,
-    images: int = 8,
+    original: str | Path | nn.Module | None = None,
+    limit: int = 8,
     names: str | Path | None = None,
     stride: int | tuple[int, int] | None = None,
     batch_size: int = 8,
@@ -45,9 +43,9 @@ def segment(
     Args:
         model: One that labels pixels, compressed or not.
         data: Images with masks, as `open_pairs` knows them; images alone, as `open_source` does; or an image file.
-        original: What the model is compared with; if not given, what a compressed one was made of or, if that is not at
-            hand, its own weights uncompressed.
-        images: How many, taken evenly from all there are; the first ones of a stream.
+        original: What the model is compared with: a model, or its name or path as `create_model` takes it; if not
+            given, what a compressed one was made of or, if that is not at hand, its own weights uncompressed.
+        limit: How many images at most, taken evenly from all there are; the first ones of a stream.
         names: A text file with the names of the classes, one a line; those that the model says if not given.
         stride: Pixels from one window to the next; the window itself if not given.
         batch_size: Windows that run at a time.
@@ -62,13 +60,14 @@ def segment(
     classes = host.outputs().pixel_classes
     if classes is None:
         raise PmvitError(f"expected a model that labels pixels; a {type(model).__name__} does not")
-    if images < 1:
-        raise PmvitError(f"images: expected 1 or more, got {images}")
-    titles = ("original", "model")
+    if limit < 1:
+        raise PmvitError(f"limit: expected 1 or more, got {limit}")
+    titles, models = ("original", "model"), [model]
     if compression_of(model) is not None:
         reference = reference_for(model, original)
-        original, titles = reference.model, (COLUMNS[reference.name], "compressed")
-    models = [model] if original is None else [original, model]
+        titles, models = (reference.heading, "compressed"), [reference.model, model]
+    elif original is not None:
+        models = [opened(original), model]
     traits = []
     for each in (model, models[0]):
         (channels, height, width), count = host_of(each).input_size(), host_of(each).outputs().pixel_classes
@@ -78,9 +77,9 @@ def segment(
     check_stride(window_of(host), stride)
     words, made, broken = class_names(model, names), [], Broken()
     source = open_images(model, data, labels=False, split=split, first_label=first_label)
-    chosen = choose_samples(source, images)
-    opened = readable(chosen, "RGB", broken)
-    for _, sample, picture in track(opened, "segment", len(chosen), show=progress):
+    chosen = choose_samples(source, limit)
+    pictures = readable(chosen, "RGB", broken)
+    for _, sample, picture in track(pictures, "segment", len(chosen), show=progress):
         found = [label_pixels(each, picture, stride=stride, batch_size=batch_size) for each in models]
         mask = sample.label.read((picture.height, picture.width)) if isinstance(sample.label, Mask) else None
         compressed = found[1] if len(found) > 1 else None

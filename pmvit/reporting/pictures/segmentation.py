@@ -15,8 +15,8 @@ from pmvit.data.batches import IGNORED
 from pmvit.data.loaders import Broken
 from pmvit.errors import PmvitError
 from pmvit.evaluation.segmentation import count_classes, mean_iou
+from pmvit.numbers.colours import NEUTRAL, SKY_BLUE, VERMILLION, Colour, palette
 from pmvit.reporting.images import fitted
-from pmvit.reporting.pictures.colours import NEUTRAL, SKY_BLUE, VERMILLION, Colour, palette
 from pmvit.reporting.pictures.figure import Layer, numbered_stem, write_png
 from pmvit.reporting.pictures.tiles import Heading, Legends, Row, Tile, draw_tiles
 

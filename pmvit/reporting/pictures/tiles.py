@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pmvit.reporting.pictures.colours import BLUE, NEUTRAL, ORANGE, Colour
+from pmvit.numbers.colours import BLUE, NEUTRAL, ORANGE, Colour
 from pmvit.reporting.pictures.figure import (
     FAINT_INK,
     FRAME,

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from pmvit.errors import PmvitError
 from pmvit.files import write_atomically
+from pmvit.numbers.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION, to_hex
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.measures import MEASURES
-from pmvit.reporting.pictures.colours import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION, to_hex
 
 ORIGINAL, TUNED = "original", "tuned"
 COSTS = {"gflops": "GFLOPs (MACs)", "fps": "images a second"}

@@ -15,6 +15,7 @@ from pmvit.evaluation.reference import Reference, reference_for
 from pmvit.hosts import host_of
 from pmvit.measuring import Scores
 from pmvit.methods.base import numbers_of_blocks
+from pmvit.numbers.colours import NEUTRAL, Colour
 from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.progress import track
 from pmvit.reporting.blocks import Block, blocks_of, check_scores, planned, sizes
@@ -22,14 +23,12 @@ from pmvit.reporting.class_names import class_names, name_of
 from pmvit.reporting.images import InputImages, photograph, readable
 from pmvit.reporting.pictures import patches
 from pmvit.reporting.pictures.cam import HEAT, MOST, agreement, explain, heat
-from pmvit.reporting.pictures.colours import NEUTRAL, Colour
 from pmvit.reporting.pictures.figure import Format, Layer, PixelFigure, numbered_stem
 from pmvit.reporting.pictures.tiles import SHARES, TILE, Heading, Legends, Row, Tile, draw_tiles, tile_size
 
 What = Literal["blocks", "cam", "maps"]
 Formats = Literal["png", "svg", "both"]
 Rows = dict[tuple[str, ...], Sequence[Tile]]  # by their names, in lines
-REFERENCES = {"original": "original", "uncompressed": "uncompressed, same weights", "other": "other model"}
 NO_MAP = ("no map: what follows", "reads none of its patches")
 STATES = {"kept": "kept: as it is", "merged": "merged: in the colour of its group", "pruned": "pruned: white"}
 RECONSTRUCTED = {
@@ -56,7 +55,7 @@ class Visualized:
 
 def visualize(
     model: nn.Module,
-    images: str | Path | None,
+    data: str | Path | None,
     output: str | Path,
     *,
     what: Sequence[What] = get_args(What),
@@ -64,7 +63,7 @@ def visualize(
     limit: int = 8,
     formats: Formats = "both",
     scores: Scores | None = None,
-    original: nn.Module | None = None,
+    original: str | Path | nn.Module | None = None,
     names: str | Path | None = None,
     progress: bool = True,
 ) -> Visualized:
@@ -72,17 +71,17 @@ def visualize(
 
     Args:
         model: What `compress` or `load` returned.
-        images: A folder of images or whatever else `open_source` knows, or an image file. Maps alone need none.
+        data: A folder of images or whatever else `open_source` knows, or an image file. Maps alone need none.
         output: The folder to write to.
         what: `blocks`: for each image, kept patches as they are, merged ones in the colour of their group, pruned ones
             white, and what is reconstructed (Fig. 5). `cam`: Grad-CAM of the original and of the compressed model.
             `maps`: of scores, groups and token counts, which are the same for all images unless the plan is adaptive.
         blocks: Which blocks, negative numbers from the last; all if not given.
-        limit: How many images, taken evenly from all there are.
+        limit: How many images at most, taken evenly from all there are.
         formats: `png`, `svg` or `both`.
         scores: Those the plan was made from, for their map.
-        original: What Grad-CAM is compared with; if not given, what the model was made of or, if that is not at hand,
-            the same weights uncompressed.
+        original: What Grad-CAM is compared with: a model, or its name or path as `create_model` takes it; if not given,
+            what the model was made of or, if that is not at hand, the same weights uncompressed.
         names: A text file with the names of the classes, one a line; those that the model says if not given.
         progress: Show a progress bar.
 
@@ -91,18 +90,18 @@ def visualize(
     """
     plan = planned(model)
     needs_images = isinstance(plan, AdaptivePlan) or set(what) != {"maps"}
-    _check(what, formats, limit, needs_images and images is None, Path(output))
+    _check(what, formats, limit, needs_images and data is None, Path(output))
     check_scores(scores, model)
     wanted = range(plan.depth) if blocks is None else numbers_of_blocks(blocks, plan.depth, "blocks")
     chosen = [] if isinstance(plan, AdaptivePlan) else [block for block in blocks_of(model) if block.number in wanted]
-    if original is not None and host_of(original).layouts() != host_of(model).layouts():
+    reference = reference_for(model, original) if "cam" in what or original is not None else None
+    if reference is not None and host_of(reference.model).layouts() != host_of(model).layouts():
         raise PmvitError("original: expected a model with the same blocks and grids; got one with others")
-    reference = reference_for(model, original) if "cam" in what else None
     prepared, titles, made, folder = InputImages(model), class_names(model, names), Visualized(), Path(output)
     kinds: tuple[Format, ...] = ("png", "svg") if formats == "both" else (formats,)
     if "maps" in what and not isinstance(plan, AdaptivePlan):
         made.maps.extend(_save(draw_maps(model, chosen, scores), folder / "maps", kinds))
-    samples = choose_samples(open_source(images), limit) if images is not None and needs_images else []
+    samples = choose_samples(open_source(data), limit) if data is not None and needs_images else []
     opened = readable(samples, prepared.mode, made.broken)
     for number, sample, picture in track(opened, "visualize", len(samples), show=progress):
         pixels, name = prepared.prepare(picture), Path(sample.name).name
@@ -135,7 +134,7 @@ def _check(what: Sequence[str], formats: str, limit: int, lacks_images: bool, ou
         raise PmvitError(f"limit: expected 1 or more, got {limit}")
     if lacks_images:
         raise PmvitError(
-            "images: expected a folder or an image, without which there are only maps of a fixed plan; got none"
+            "data: expected a folder or an image, without which there are only maps of a fixed plan; got none"
         )
     if output.is_file():
         raise PmvitError(f"expected a folder or a new name to write pictures to, got the file {output}")
@@ -152,7 +151,7 @@ def draw_blocks(model: nn.Module, blocks: Sequence[Block], pixels: Tensor, name:
     shown = _photograph(image)
     merged, back = [], []
     for block in blocks:
-        grid, layer = block.layout.sheet, block.layer
+        grid, layer = block.layout.drawn_grid, block.layer
         merged.append(Tile((shown, Layer(patches.merged_map(image, layer, grid)))))
         returned = patches.reconstructed(pixels, layer, grid, block.returns, reconstruct)
         back.append(Tile((shown if layer.is_identity else _photograph(images.visible(returned)),)))
@@ -168,7 +167,7 @@ def draw_cam(
     image = InputImages(model).visible(pixels)
     shown, grey = _photograph(image), _photograph(image.mean(0, keepdim=True))
     original = explain(reference.model, pixels)
-    explained = {REFERENCES[reference.name]: original, "compressed": explain(model, pixels, original.target)}
+    explained = {reference.heading: original, "compressed": explain(model, pixels, original.target)}
     rows: Rows = {}
     for title, each in explained.items():
         tiles = []
@@ -204,14 +203,14 @@ def draw_maps(model: nn.Module, blocks: Sequence[Block], scores: Scores | None, 
         if scores is not None:
             values = scores.of(number).tolist()
             span = f"{min(values):.1e} to {max(values):.1e}"
-            marked.append(Tile((Layer(patches.value_map(values, layout.sheet)),), (span,)))
-        layers = [Layer(patches.group_map(layer, layout.sheet))]
+            marked.append(Tile((Layer(patches.value_map(values, layout.drawn_grid)),), (span,)))
+        layers = [Layer(patches.group_map(layer, layout.drawn_grid))]
         if layout.windows is not None:
             regions = layout.windows.regions(layout.grid).flatten()[layout.windows.places(layout.grid)]
-            layers.append(Layer(patches.borders(regions.tolist(), layout.sheet)))
+            layers.append(Layer(patches.borders(regions.tolist(), layout.drawn_grid)))
         several, most = sum(len(members) > 1 for members in layer.members()), max(patches.group_sizes(layer))
         groups.append(Tile(tuple(layers), (f"{several} groups, {layer.num_kept - several} alone",)))
-        layers = [Layer(patches.size_map(layer, layout.sheet, largest))]
+        layers = [Layer(patches.size_map(layer, layout.drawn_grid, largest))]
         counts.append(Tile(tuple(layers), (f"up to {most}" if most > 1 else "1 each",)))
     steps = sorted({round(size) for size in np.geomspace(1, largest, min(largest, 5))})
     colours = zip(patches.size_colours(steps, largest).tolist(), steps, strict=True)
@@ -244,7 +243,7 @@ def _draw(
     shown: Layer | None = None,
 ) -> PixelFigure:
     """Rows of tiles under a title and a line that says which model it is and what was done to it."""
-    plan, size = planned(model), tile_size(block.layout.sheet for block in blocks)
+    plan, size = planned(model), tile_size(block.layout.drawn_grid for block in blocks)
     merges = plan.merges if isinstance(plan, AdaptivePlan) else None
     grids = sizes([layout.grid for layout in host_of(model).layouts()])
     about = (

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import gives_logits, predict
+from pmvit.numbers.colours import palette
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.images import InputImages, fitted, likeliest, page_picture
 from pmvit.reporting.page.templates import chosen_blocks
-from pmvit.reporting.pictures.colours import palette
 from pmvit.reporting.pictures.segment import label_pixels
 from pmvit.reporting.pictures.segmentation import SegmentedImage
 from pmvit.reporting.saved_model import SavedModel

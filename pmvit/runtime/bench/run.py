@@ -32,7 +32,7 @@ from pmvit.progress import track
 from pmvit.runtime.bench.memory import peak_memory
 from pmvit.runtime.bench.table import Benchmark, BenchmarkRow
 from pmvit.runtime.bench.timing import interleave, run_to_end, speedup
-from pmvit.runtime.bench.variants import VARIANTS, in_place_plan, original, variant
+from pmvit.runtime.bench.variants import VARIANTS, in_place_plan, uncompressed, variant
 from pmvit.runtime.export.run import prepared_images
 from pmvit.runtime.export.targets import QUANTIZING, RUNTIMES, Run, inferring, quietly, reason, runtime_called
 from pmvit.runtime.optimize import optimize_for_inference
@@ -154,7 +154,7 @@ def overhead(
 
     They run on all tokens in another order; a plan that keeps all as they are is found to have nothing to do.
     """
-    whole = original(model).to(device, torch.float32)
+    whole = uncompressed(model).to(device, torch.float32)
     grids = tuple(layout.grid for layout in host_of(whole).layouts())
     placed = compress(whole, in_place_plan(grids[0], len(grids), grids))
     models = {

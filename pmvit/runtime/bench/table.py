@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pmvit.numbers.colours import LINES
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.tables import NOT_MEASURED, Results, format_number
-
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#999999", "#cc79a7", "#56b4e9", "#d55e00")
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Benchmark(Results):
                 rows = [row for row in self.rows if (row.runtime, row.variant) == (runtime, name) and row.speedup]
                 places = [batches.index(row.batch) + (index - (len(names) - 1) / 2) * width for row in rows]
                 value, low, high = np.array([row.speedup for row in rows]).reshape(-1, 3).T
-                style = {"capsize": 2, "label": name, "color": COLOURS[index % len(COLOURS)]}
+                style = {"capsize": 2, "label": name, "color": LINES[index % len(LINES)]}
                 axis.bar(places, value, width * 0.92, yerr=[value - low, high - value], **style)
             axis.axhline(1.0, color="black", linewidth=0.8)
             axis.set(title=runtime, xticks=range(len(batches)), xticklabels=[f"batch {batch}" for batch in batches])

@@ -27,7 +27,7 @@ Carried = Tensor | tuple[Tensor, Tensor]  # tokens; between blocks, with those t
 NO_PASSES: dict[str, Any] = {"tokens": "all", "rewrite": False, "shortcut": False, "drop_dead": False, "fuse": False}
 
 
-def original(model: nn.Module) -> nn.Module:
+def uncompressed(model: nn.Module) -> nn.Module:
     """The same weights, uncompressed: the model as its library has it."""
     model = copy.deepcopy(model)
     return decompress(model) if compression_of(model) is not None else model
@@ -171,13 +171,13 @@ class _TakenOut(nn.Module):
 
 def tome_as_costly(model: nn.Module) -> nn.Module:
     """ToMe with the tokens a block that come nearest to the FLOPs of the compressed model."""
-    whole = original(model)
+    whole = uncompressed(model)
     return compress(whole, nearest(whole, Tome, flops(model).gflops)[0])
 
 
 VARIANTS: dict[str, Callable[[nn.Module, Target], nn.Module]] = {
-    "original": lambda model, _: original(model),
-    "original-optimized": lambda model, target: optimize_for_inference(original(model), target=target),
+    "original": lambda model, _: uncompressed(model),
+    "original-optimized": lambda model, target: optimize_for_inference(uncompressed(model), target=target),
     "compressed": compressed,
     "optimized": lambda model, target: optimize_for_inference(model, target=target),
     "bound": bound,

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from pmvit.hosts.groups import bias_at_centres, select_tokens
 from pmvit.hosts.parts import PlainMlp, PlainParts, Rotary, linear
 
-Tables = tuple[Tensor, Tensor]  # cosines and sines of a rotary embedding, (batch, heads or 1, groups, numbers)
+Tables = tuple[Tensor, Tensor]  # cosines and sines of a rotary embedding, (batch, heads or 1, groups, head dimension)
 
 
 def sum_of(bias: Tensor | None, image_bias: Tensor | None) -> Tensor | None:
-    """What is added to attention scores: of every image, and of each image (the sizes of its groups)."""
+    """What is added to attention scores: a bias that all images share, and one of each image (sizes of groups)."""
     return image_bias if bias is None else bias if image_bias is None else bias + image_bias
 
 
@@ -20,7 +20,7 @@ def norms_heads(parts: PlainParts) -> bool:
 
 
 def scaled(layer: nn.Linear, factors: Tensor | None) -> nn.Linear:
-    """A linear layer and a factor for each number it gives, as one linear layer."""
+    """A linear layer and a factor for each of its output channels, as one linear layer."""
     if factors is None:
         return layer
     return linear(layer.weight * factors[:, None], None if layer.bias is None else layer.bias * factors)
@@ -47,7 +47,7 @@ def scaled_mlp(parts: PlainParts) -> nn.Module:
 
 
 def multiplied(module: nn.Module, factors: Tensor | None) -> nn.Module:
-    """A module of any kind and a factor for each number it gives, if there are."""
+    """A module of any kind and a factor for each of its output channels, if there are factors."""
     return module if factors is None else Multiplied(module, factors)
 
 
@@ -100,7 +100,7 @@ def in_order(parts: PlainParts, order: Tensor) -> PlainParts:
 
 
 class Turn(nn.Module):
-    """Turns queries or keys of the first tokens, (..., heads, tokens, numbers), by a rotary embedding."""
+    """Applies a rotary embedding to queries or keys of the first tokens, (..., heads, tokens, head dimension)."""
 
     cos: Tensor
     sin: Tensor
@@ -115,7 +115,7 @@ class Turn(nn.Module):
             self.register_buffer(name, table[..., :num_tokens, :].to(like).contiguous(), persistent=False)
 
     def at_centres(self, centres: Tensor) -> "Tables":
-        """By what groups are turned that each image has of its own: as the tokens in their centres, (batch, groups)."""
+        """The tables for groups that differ from image to image: each group has the position of its centre."""
         return select_tokens(self.cos, centres, -2), select_tokens(self.sin, centres, -2)
 
     def forward(self, heads: Tensor, image_turn: "Tables | None" = None) -> Tensor:

@@ -98,6 +98,7 @@ def export(
     to: str | None = None,
     batch: int | None = None,
     images: ImageData | None = None,
+    limit: int | None = None,
     int8: bool = False,
     threads: int | None = None,
 ) -> Exported:
@@ -113,7 +114,8 @@ def export(
         batch: The batch size the file is for; any, if left out and the runtime allows it (otherwise 1).
         images: Images to compare on, and to calibrate on with `int8`, as `as_loader` knows them: a path or a word for a
             dataset, a `Dataset`, a tensor, or a loader. Built-in pictures serve where there are none.
-        int8: Quantise weights and activations to eight bits after training. Up to 64 of the images calibrate and 192
+        limit: How many of them to use at most: 8 if not given, 16 with an adaptive plan, 256 with `int8`.
+        int8: Quantise weights and activations to eight bits after training. Up to 64 of the images calibrate and the
             others compare; where more than 4 % of their top-1 change, the products that suffer most stay in float, an
             eighth, a quarter or half of them, and what changes least is written.
         threads: For the comparison.
@@ -130,8 +132,10 @@ def export(
     if int8 and images is None:
         raise PmvitError("int8 is calibrated on images like those the model will see: pass some of yours")
     size = batch if batch is not None else 1 if runtime.fixed_batch else None
+    if limit is not None and limit < 1:
+        raise PmvitError(f"limit: expected 1 or more, got {limit}")
     is_adaptive = any(isinstance(module, AdaptiveBlock) for module in model.modules())
-    shown = prepared_images(model, images, INT8_IMAGES if int8 else 16 if is_adaptive else 8)
+    shown = prepared_images(model, images, limit or (INT8_IMAGES if int8 else 16 if is_adaptive else 8))
     if size is not None:  # as many as fill batches, the same ones again if there are too few
         shown = shown.repeat(-(-size // len(shown)), 1, 1, 1)[: max(1, len(shown) // size) * size]
     first = min(CALIBRATING, len(shown) // 2) // (size or 1) * (size or 1) if int8 else 0

@@ -184,6 +184,17 @@ def test_what_a_model_is_compared_with_is_said(tmp_path: Path) -> None:
     for original, words in said.items():
         page = pmvit.report(tmp_path / "tuned", tmp_path / "report.html", original=original, progress=False)
         assert f"<dt>Compared with</dt><dd>{words}" in section(page.read_text(encoding="utf-8"), "summary")
+    document = {"images": 10, "top1": 0.5, "reference_top1": 0.6, "agreement": 0.7, "reference": "uncompressed"}
+    (tmp_path / "judged.json").write_text(json.dumps(document), encoding="utf-8")
+    given: dict[str, Any] = {
+        "original": model,
+        "evaluation": tmp_path / "judged.json",
+        "progress": False,
+    }  # the file knows better
+    page = pmvit.report(tmp_path / "tuned", tmp_path / "report.html", **given)
+    shown = page.read_text(encoding="utf-8")
+    assert "agreement with the same weights uncompressed" in shown
+    assert "agreement with the original" not in shown
 
 
 def test_class_names_are_recorded_and_not_guessed(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pmvit.config.planning import Reconstruct
+from pmvit.numbers.colours import NEUTRAL
 from pmvit.planning import LayerPlan
 from pmvit.prune_merge import PruneMerge, pseudo_inverse
-from pmvit.reporting.pictures.colours import NEUTRAL
 from pmvit.reporting.pictures.figure import BACKGROUND, Layer, PixelFigure, in_lines, shortened, text_width
 from pmvit.reporting.pictures.patches import (
     borders,

@@ -18,7 +18,7 @@ from pmvit.data.segmentation import open_pairs
 from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.hosts import host_of
 from pmvit.hosts.segmenter.model import Segmenter
-from pmvit.reporting.pictures.colours import NEUTRAL, OKABE_ITO, distances, palette, to_oklab
+from pmvit.numbers.colours import NEUTRAL, OKABE_ITO, distances, palette, to_oklab
 from pmvit.reporting.pictures.segmentation import (
     BETTER,
     CHANGED,
@@ -140,7 +140,7 @@ def test_what_is_drawn_is_what_evaluation_measures(original: Segmenter, small: S
 def test_images_alone_and_one_model_alone(original: Segmenter, small: Segmenter, tmp_path: Path) -> None:
     for number in range(5):
         write_image(tmp_path / f"{number}.png", size=(300, 200), seed=number)
-    made = pmvit.segment(small, tmp_path, images=2, progress=False)
+    made = pmvit.segment(small, tmp_path, limit=2, progress=False)
     assert [Path(image.name).name for image in made.images] == ["0.png", "2.png"]
     assert [len(image.panels()) for image in made.images] == [4, 4]
     assert made.images[0].original_miou is None
@@ -169,7 +169,7 @@ def test_what_cannot_be_drawn_is_said_in_a_line(small: Segmenter, tmp_path: Path
         (small, {"names": names}, r"names\.txt: expected 3 names.*got 2"),
         (small, {"names": tmp_path / "none.txt"}, r"expected names of classes in .*none\.txt"),
         (small, {"original": other}, "expected an original with 3 classes at 64 x 96 pixels.*got one with 4 classes"),
-        (small, {"images": 0}, "images: expected 1 or more"),
+        (small, {"limit": 0}, "limit: expected 1 or more"),
         (small, {"stride": 100}, "stride: expected 1 to 64"),
         (small_vit(), {}, "expected a model that labels pixels"),
     ]

@@ -18,7 +18,7 @@ from pmvit.planning import LayerPlan, Plan
 from pmvit.reporting.blocks import blocks_of, describe_blocks
 from pmvit.reporting.pictures.cam import agreement, explain
 from tests.data.test_segmentation_data import write_image
-from tests.helpers import compressed, small_plan, small_vit, tome
+from tests.helpers import compressed, pmvit_here, small_plan, small_vit, tome
 from tests.segmenters import small_segmenter
 from tests.swins import small_swin
 
@@ -206,8 +206,8 @@ def test_what_cannot_be_drawn_is_said_in_a_line(tmp_path: Path) -> None:
         (small, {"formats": "pdf"}, "formats: expected one of png, svg, both; got 'pdf'"),
         (small, {"blocks": (3,)}, r"blocks: expected blocks of 0 \.\.\. 2, got 3"),
         (small, {"limit": 0}, "limit: expected 1 or more, got 0"),
-        (small, {"images": None}, "images: expected a folder or an image"),
-        (small, {"images": broken}, r"expected an image that can be read, got none: .*b\.png"),
+        (small, {"data": None}, "data: expected a folder or an image"),
+        (small, {"data": broken}, r"expected an image that can be read, got none: .*b\.png"),
         (small, {"output": broken}, "expected a folder or a new name"),
         (
             small,
@@ -217,7 +217,23 @@ def test_what_cannot_be_drawn_is_said_in_a_line(tmp_path: Path) -> None:
         (small, {"original": small_vit(img_size=64)}, "original: expected a model with the same blocks"),
     ]
     for model, options, message in wrong:
-        arguments = {"images": tmp_path / "a.png", "output": tmp_path / "out", "what": ("blocks",), **options}
+        arguments = {"data": tmp_path / "a.png", "output": tmp_path / "out", "what": ("blocks",), **options}
         with pytest.raises(pmvit.PmvitError, match=message) as raised:
             pmvit.visualize(model, progress=False, **arguments)
         assert "\n" not in str(raised.value)
+
+
+def test_an_original_is_named_as_for_every_other_verb(tmp_path: Path) -> None:
+    """As `evaluate` takes it: here a folder that another library saved, which pmvit.load does not open."""
+    model: Any = hugging_face("ViT").eval()
+    model.save_pretrained(tmp_path / "original")
+    small: Any = pmvit.compress(model, small_plan(model))
+    with torch.no_grad():
+        small.classifier.bias.add_(1)
+    pmvit.save(small, tmp_path / "tuned")
+    Image.new("RGB", (48, 48), (120, 60, 30)).save(tmp_path / "a.png")
+    words = ("visualize", "tuned", "--data", "a.png", "--what", "cam", "--blocks", "0", "--format", "svg", "-o")
+    for original, drawn in (((), ">uncompressed<"), (("--original", "original"), ">original<")):
+        result = pmvit_here(*words, str(len(original)), *original, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert drawn in (tmp_path / str(len(original)) / "1-a-cam.svg").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Colours of classes that people tell apart, colour-blind or not.
+"""Colours of lines and classes that people tell apart, colour-blind or not.
 
 The first seven are those of Okabe and Ito (jfly.uni-koeln.de/color, 2008). More are added one by one, each as far as
 can be from all before it: in Oklab (Ottosson, 2020), for people who see all colours and for those without red or green
@@ -16,6 +16,7 @@ Array = npt.NDArray[np.float64]
 ORANGE, SKY_BLUE, GREEN, YELLOW = (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66)
 BLUE, VERMILLION, PURPLE = (0, 114, 178), (213, 94, 0), (204, 121, 167)
 OKABE_ITO: tuple[Colour, ...] = (ORANGE, BLUE, GREEN, YELLOW, PURPLE, SKY_BLUE, VERMILLION)
+GREY: Colour = (85, 85, 85)
 NEUTRAL: Colour = (225, 225, 225)  # of pixels that count for nothing; a darker grey is green to some eyes
 
 _LEVELS = 16  # of each channel, among which colours are looked for
@@ -45,6 +46,11 @@ _WITHOUT_GREEN = np.array(
 def to_hex(colour: Colour) -> str:
     """A colour as matplotlib and style sheets write it."""
     return f"#{bytes(colour).hex()}"
+
+
+LINES = tuple(
+    map(to_hex, (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILLION, YELLOW, GREY))
+)  # of charts, in this order
 
 
 def to_oklab(colours: Array) -> Array:
