@@ -17,6 +17,8 @@ from pmvit import methods
 from pmvit.compression import plan_of
 from pmvit.config import PlanConfig
 from pmvit.hosts import OLD_FAMILIES, host_class
+from pmvit.measuring import TokenMetric
+from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.saving.commands import read_commands
 from pmvit.training import Finetuned
 from pmvit.wrapping import fingerprint
@@ -113,6 +115,24 @@ def test_the_fixtures_hold_what_they_are_for() -> None:
     assert isinstance(tome, methods.Tome)
     assert (tome.r, document("saved_method/config.json")["method"]["options"]["r"]) == (6, 6)
     assert {entry[0] for entry in MODELS["saved_dpt"]["tensors"].values()} == {"bfloat16", "int64"}
+
+
+def test_adaptive_models_metrics_and_plans_are_read_to_the_bit(tmp_path: Path) -> None:
+    expected = document("expected_adaptive.json")
+    model: Any = saved("adaptive_model")
+    for name in ("adaptive_model", "again"):
+        assert tensors_of(model) == expected["tensors"]
+        assert outputs_of(model) == pytest.approx(expected["outputs"], abs=1e-5)
+        pmvit.save(model, tmp_path / name)
+        model = pmvit.load(tmp_path / name)
+    metric, plan = TokenMetric.load(FIXTURES / "metric.safetensors"), model.compression.what
+    assert list(plan.merges) == expected["merges"]
+    assert AdaptivePlan.load(FIXTURES / "plan_adaptive.safetensors").merges == plan.merges
+    made = pmvit.plan(metric, keep=0.6)
+    assert (made.merges, made.metric.cost) == (plan.merges, plan.metric.cost)
+    assert torch.equal(metric.projections, plan.metric.projections)
+    small = pmvit.compress(saved("saved_original"), made)
+    assert outputs_of(small) == pytest.approx(expected["outputs"], abs=1e-5)
 
 
 # --- plans, scores, prices ---
