@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments import equal_speed, pets_methods
+from experiments import equal_speed, pets_masks, pets_methods
 from experiments.adaptive import ADAPTIVE, FIXED
 from experiments.common import ORIGINAL, read_rows
 from experiments.measured_planner import TOME
@@ -29,6 +29,7 @@ RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "eager": "eager"}
 SPEEDS = {"": "optimized", "fixed plan, ": "fixed", "nothing merged, optimised alike, ": "original-optimized"}
 EQUAL_SPEED = "experiments/equal_speed.json"
 COMPARED = (ADAPTIVE, TOME, FIXED)
+STAGES = {pets_masks.UNTUNED: "not tuned", pets_masks.TUNED: f"tuned for {pets_masks.TUNING_EPOCHS} epoch"}
 Row = dict[str, Any]
 
 
@@ -40,7 +41,7 @@ def front(root: Path = ROOT) -> str:
         for runtime, batch, _ in equal_speed.PLACES
         for speed in [_passes_alone(read_rows(root / EQUAL_SPEED), runtime)]
     )
-    table = markdown_table(titles, [*_kept(root), *_tuned(root)])
+    table = markdown_table(titles, [*_kept(root), *_tuned(root), *_least_masks(root)])
     return f"{table}\n\nOf these speeds, what the passes of an export reach without merging: {', '.join(alone)}.\n"
 
 
@@ -53,7 +54,7 @@ def tables(root: Path = ROOT) -> str:
     )
     quality = markdown_table(
         ("", "GFLOPs", "ours", "ToMe", "its GFLOPs", "original", "how to measure it"),
-        [*_classification(root), _segmentation(root)],
+        [*_classification(root), *_segmentation(root)],
     )
     speed = markdown_table(
         ("times as fast", "GFLOPs", "ours", "ToMe", "its GFLOPs", "how to measure it"), list(_speeds(root))
@@ -168,21 +169,52 @@ def _classification(root: Path) -> Iterable[Sequence[str]]:
             )
 
 
-def _segmentation(root: Path) -> Sequence[str]:
-    rows = _read(root, "experiments/pets_masks.json")
-    ours, theirs = (
-        [row for row in rows if (row["name"], row["stage"]) == (name, "tuned")] for name in ("prune and merge", "tome")
-    )
-    (original,) = [row for row in rows if row["name"] == "original"]
-    return (
-        "Segmenter on ViT-Tiny, Pets masks, both tuned for 1 epoch",
-        _list(row["gflops"] for row in ours),
-        f"{_list((100 * row['miou'] for row in ours), '.1f')} mIoU",
-        _list((100 * row["miou"] for row in theirs), ".1f"),
-        _list(row["gflops"] for row in theirs),
-        f"{format_number(original['gflops'], '.2f')}, {format_number(100 * original['miou'], '.1f')}",
-        _made_by("experiments.pets_masks"),
-    )
+def _segmentation(root: Path) -> Iterable[Sequence[str]]:
+    """At the budgets that both have, not tuned and tuned."""
+    whole = _masks(root, ORIGINAL, ORIGINAL)[0]
+    for stage, said in STAGES.items():
+        ours, theirs = (_masks(root, method, stage) for method in (pets_masks.ADAPTIVE, pets_masks.TOME))
+        both = {row["keep"] for row in ours} & {row["keep"] for row in theirs}
+        ours, theirs = ([row for row in rows if row["keep"] in both] for rows in (ours, theirs))
+        if both:
+            yield (
+                f"Segmenter on ViT-Tiny, Pets masks, {said}",
+                _list(row["gflops"] for row in ours),
+                f"{_list((100 * row['miou'] for row in ours), '.1f')} mIoU",
+                _list((100 * row["miou"] for row in theirs), ".1f"),
+                _list(row["gflops"] for row in theirs),
+                f"{format_number(whole['gflops'], '.2f')}, {_miou([whole])}",
+                _made_by("experiments.pets_masks"),
+            )
+
+
+def _least_masks(root: Path) -> Iterable[Sequence[str]]:
+    """mIoU at the smallest budget of a Segmenter."""
+    whole = _masks(root, ORIGINAL, ORIGINAL)
+    for stage, said in STAGES.items():
+        found = [
+            [row for row in _masks(root, method, stage) if row["keep"] == min(pets_masks.BUDGETS)]
+            for method in (pets_masks.ADAPTIVE, pets_masks.TOME, pets_masks.MEASURED)
+        ]
+        if found[0]:
+            yield (
+                f"Segmenter on ViT-Tiny, Pets masks, {said}, mIoU",
+                f"{format_number(found[0][0]['gflops'], '.2f')} of {format_number(whole[0]['gflops'], '.2f')} GFLOPs",
+                *(_miou(each) if each else "-" for each in found),
+                _miou(whole),
+                _made_by("experiments.pets_masks"),
+            )
+
+
+def _masks(root: Path, method: str, stage: str) -> list[Row]:
+    """Rows of a Segmenter, those of the largest budget first."""
+    rows = pets_masks.of_models(_read(root, "experiments/pets_masks.json"))
+    found = [row for row in rows if (row["name"], row["stage"]) == (method, stage)]
+    return sorted(found, key=lambda row: -row["gflops"])
+
+
+def _miou(rows: Sequence[Row]) -> str:
+    return format_number(100 * rows[0]["miou"], ".1f")
 
 
 def _speeds(root: Path) -> Iterable[Sequence[str]]:

@@ -24,7 +24,7 @@ from scripts import results
 ROOT = FOLDER.parent
 OTHERS = (
     *("adaptive", "adaptive_features", "any_size", "calibration", "comparison", "equal_speed", "int8"),
-    *("measured_planner", "measured_tuned", "pets", "pets_methods", "token_distillation"),
+    *("measured_planner", "measured_tuned", "pets", "pets_masks", "pets_methods", "token_distillation"),
     *("without_images", "without_tuning"),
 )
 WITHOUT_ROWS = {"experiments/feature_maps.md"}  # whose command keeps the page alone
@@ -32,12 +32,6 @@ WITHOUT_ROWS = {"experiments/feature_maps.md"}  # whose command keeps the page a
 
 def page_of(experiment: str) -> str:
     return str(import_module(f"experiments.{experiment}").markdown(read_rows(FOLDER / f"{experiment}.json")))
-
-
-def page_of_masks() -> str:
-    """Behind the rows, the page has what was measured once to choose the blocks."""
-    made, page = page_of("pets_masks"), (FOLDER / "pets_masks.md").read_text(encoding="utf-8")
-    return made + page[len(made) :]
 
 
 def page_of_segmenter() -> str:
@@ -58,8 +52,7 @@ def page_of_targets() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     **{f"experiments/{name}.md": partial(page_of, name) for name in (*NAMES, *OTHERS)},
-    "experiments/figure3.md": lambda: figure3.markdown(read_rows(figure3.MEASURED), figure3.MEASURED.name),
-    "experiments/pets_masks.md": page_of_masks,
+    "experiments/figure3.md": lambda: figure3.markdown(figure3.rows_of(figure3.MEASURED), figure3.MEASURED.name),
     "experiments/segmenter_cost.md": page_of_segmenter,
     "benchmarks/adaptive_speed.md": partial(page_of_speeds, "adaptive_speed"),
     "benchmarks/deployment.md": partial(page_of_speeds, "deployment"),
