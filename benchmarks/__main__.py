@@ -25,6 +25,7 @@ from pmvit.data.sources import open_source
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
+from pmvit.measuring import MergeCosts, Scores
 from pmvit.numbers.tables import format_number
 from pmvit.runtime.bench.memory import process_memory
 from pmvit.runtime.bench.timing import compare, interleave, speedup
@@ -59,7 +60,7 @@ def real_images(model: nn.Module) -> ImageLoader | None:
     return create_loader(open_source(folder, 1000), config, batch_size=32, shuffle=True)
 
 
-def scores_of(model: nn.Module) -> pmvit.Scores:
+def scores_of(model: nn.Module) -> Scores:
     """Scores of 256 real images, or random ones where there are none."""
     loader = real_images(model)
     if loader is None:
@@ -72,7 +73,7 @@ def noise(model: nn.Module) -> torch.Tensor:
     return torch.randn(32, *host_of(model).input_size(), generator=torch.Generator().manual_seed(0))
 
 
-def merge_costs_of(model: nn.Module) -> pmvit.MergeCosts:
+def merge_costs_of(model: nn.Module) -> MergeCosts:
     """Merge costs on 256 real images, or on noise where there are none."""
     loader = real_images(model) or [noise(model)]
     return pmvit.measure(model, loader, method="measured", limit=256, progress=False)
@@ -135,7 +136,7 @@ def bench_speed(number: int, rounds: int) -> Row:
     if work_before:
         scores_of(deit_tiny())
     model = deit_tiny() if architecture == "deit_tiny_patch16_224" else timm.create_model(architecture)
-    scores = pmvit.Scores.load(SCORES)  # of DeiT-Tiny: a plan fits every model of the same shape
+    scores = Scores.load(SCORES)  # of DeiT-Tiny: a plan fits every model of the same shape
     keep = float(what.split()[1].rstrip(",")) if what.startswith("keep") else 1.0
     if what == "all kept, operations in place":
         plan = in_place_plan((14, 14), 12)

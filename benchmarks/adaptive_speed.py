@@ -22,7 +22,7 @@ from benchmarks.deployment import RUNTIMES, Row, ratio_of
 from experiments.without_tuning import loader
 from pmvit.errors import PmvitWarning
 from pmvit.files import write_text
-from pmvit.measuring import TokenMetric
+from pmvit.measuring import MergeCosts, TokenMetric
 from pmvit.measuring.flops import model_cost
 from pmvit.numbers.tables import format_number
 from pmvit.runtime.bench.variants import variant
@@ -35,7 +35,7 @@ VARIANTS = ("compressed", "optimized", "bound", "tome")
 FIXED, WHOLE = "fixed", "original-optimized"
 
 
-def variants(name: str, metric: TokenMetric, costs: pmvit.MergeCosts) -> tuple[nn.Module, dict[str, Any]]:
+def variants(name: str, metric: TokenMetric, costs: MergeCosts) -> tuple[nn.Module, dict[str, Any]]:
     """A model with an adaptive plan, and what takes turns."""
     torch.manual_seed(0)
     model = deit_tiny() if name == "DeiT-Tiny" else timm.create_model("deit_small_patch16_224").eval()

@@ -20,6 +20,7 @@ from torch import nn
 import pmvit
 from benchmarks.__main__ import deit_tiny, merge_costs_of, noise
 from pmvit.files import write_text
+from pmvit.measuring import MergeCosts, Scores
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.tables import format_number
 
@@ -77,7 +78,7 @@ def model_called(name: str) -> nn.Module:
     return cast("nn.Module", transformers.ViTForImageClassification(vit).eval())
 
 
-def measured(name: str, model: nn.Module, of_deit: pmvit.MergeCosts) -> pmvit.MergeCosts | pmvit.Scores:
+def measured(name: str, model: nn.Module, of_deit: MergeCosts) -> MergeCosts | Scores:
     """What the plan of a model is made from."""
     if name == "Swin-Tiny":
         return pmvit.measure(model, [], method="scored", scorer="random")

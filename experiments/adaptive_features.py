@@ -26,7 +26,7 @@ from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
-from pmvit.measuring import TokenMetric
+from pmvit.measuring import MergeCosts, TokenMetric
 from pmvit.measuring.flops import ModelCost, model_cost
 from pmvit.methods import Tome
 from pmvit.numbers.tables import format_number, markdown_table
@@ -55,7 +55,7 @@ class Subject:
         batches = islice(self._loader(tested_on), -(-settings.images // BATCH))
         self.images = torch.cat([images for images, _ in batches])[: settings.images]
         self.expected = self.outputs(self.model)
-        self.known: dict[str, TokenMetric | pmvit.MergeCosts] = {}
+        self.known: dict[str, TokenMetric | MergeCosts] = {}
 
     def _loader(self, folder: Path) -> ImageLoader:
         config = host_of(self.model).data_config()

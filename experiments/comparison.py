@@ -23,8 +23,9 @@ from torch import Tensor, nn
 import pmvit
 from experiments.common import percent
 from pmvit.comparison import Comparison, ComparisonRow
-from pmvit.comparison.making import OURS, WEIGHTS, MethodInputs, make_smaller
+from pmvit.comparison.making import WEIGHTS, MethodInputs, make_smaller
 from pmvit.comparison.run import try_export
+from pmvit.config.measuring import OURS
 from pmvit.data.opening import open_loader
 from pmvit.errors import PmvitError
 from pmvit.evaluation.classification import Evaluation
@@ -32,7 +33,7 @@ from pmvit.evaluation.classification import measure as measure_images
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model
-from pmvit.measuring import TokenMetric
+from pmvit.measuring import MergeCosts, Scores, TokenMetric
 from pmvit.methods import METHODS
 from pmvit.numbers.bootstrap import bootstrap
 from pmvit.numbers.estimates import Estimate
@@ -72,11 +73,9 @@ def kept(path: Path, load: Callable[[Path], T], make: Callable[[], T]) -> T:
 def inputs(name: str, model: nn.Module) -> MethodInputs:
     """Scores, merge costs, the metric and images of a model."""
     images = open_loader(model, str(DATA / "imagenet/train"), batch_size=50, shuffle=True)
-    scores = kept(
-        WORK / f"{name}.scores.json", pmvit.Scores.load, lambda: pmvit.measure(model, images, method="scored")
-    )
+    scores = kept(WORK / f"{name}.scores.json", Scores.load, lambda: pmvit.measure(model, images, method="scored"))
     merge_costs = kept(
-        WORK / f"{name}.prices.json", pmvit.MergeCosts.load, lambda: pmvit.measure(model, images, method="measured")
+        WORK / f"{name}.prices.json", MergeCosts.load, lambda: pmvit.measure(model, images, method="measured")
     )
     metric = kept(
         WORK / f"{name}.metric.safetensors",

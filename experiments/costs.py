@@ -14,6 +14,7 @@ import pmvit
 from experiments.common import FOLDER, Row, Rows, Settings, comparisons, read_rows
 from experiments.figure4_threshold import NAME as FIGURE4
 from experiments.subjects import FolderSubject
+from pmvit.measuring import Scores
 from pmvit.numbers.estimates import Estimate
 from pmvit.numbers.tables import format_number, markdown_table
 
@@ -29,7 +30,7 @@ score: by DeiT-Tiny's, carried over, for plain ViTs, and by random ones for Swin
 
 
 @cache
-def _scores(name: str, settings: Settings) -> pmvit.Scores:
+def _scores(name: str, settings: Settings) -> Scores:
     if name.startswith("swin"):
         return pmvit.measure(timm.create_model(name), [], method="scored", scorer="random")
     subject = FolderSubject(SCORED, settings.data, settings, "")

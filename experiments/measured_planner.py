@@ -24,6 +24,7 @@ from experiments.without_tuning import BATCH_SIZE, DATA, MODELS, loader
 from pmvit.config import PAPER
 from pmvit.files import write_text
 from pmvit.loading import create_model
+from pmvit.measuring import MergeCosts, Scores
 from pmvit.measuring.flops import ModelCost, model_cost
 from pmvit.methods import Evit, Pitome, Tome
 from pmvit.methods.base import Method
@@ -56,7 +57,7 @@ class Candidates:
     def __init__(self, name: str, count: int) -> None:
         self.model = create_model(name, DATA / "weights" / f"{name}.safetensors")
         self.cost: ModelCost = model_cost(self.model)
-        self.sources: dict[str, pmvit.Scores | pmvit.MergeCosts] = {}
+        self.sources: dict[str, Scores | MergeCosts] = {}
         self.count = count
 
     @cached_property
@@ -93,7 +94,7 @@ class Candidates:
             method, options = "measured", {"least_step": 0.0}
         return pmvit.compress(self.model, pmvit.plan(self._source(method), gflops=budget / 1e9, **options))
 
-    def _source(self, method: str) -> pmvit.Scores | pmvit.MergeCosts:
+    def _source(self, method: str) -> Scores | MergeCosts:
         name = "scores" if method in FROM_SCORES else method
         if name not in self.sources:
             images = loader(self.model, "train", shuffle=True)

@@ -21,11 +21,13 @@ from torch import nn
 
 import pmvit
 from experiments.common import percent, read_rows
+from pmvit.config import FinetuneConfig
 from pmvit.data.loaders import ImageLoader, create_loader
 from pmvit.data.sources import open_source
 from pmvit.files import write_atomically, write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
+from pmvit.measuring import Scores
 from pmvit.numbers.tables import format_number, markdown_table
 from pmvit.training.metrics import read_metrics
 
@@ -34,7 +36,7 @@ TRAIN, TEST = DATA / "pets/images/train", DATA / "pets/images/test"
 RUNS = Path("runs/pets")
 RESULTS = Path(__file__).with_suffix(".json")
 EPOCHS = 4
-RECIPE = pmvit.FinetuneConfig.preset("quick", epochs=EPOCHS, workers=1)
+RECIPE = FinetuneConfig.preset("quick", epochs=EPOCHS, workers=1)
 PINV = {"reconstruct": "pinv", "weights": "normalize"}
 
 # name, keep, options of `plan`, options of `finetune`
@@ -67,13 +69,13 @@ def original() -> nn.Module:
     return pmvit.load(RUNS / "original" / "last")
 
 
-def scores_of(model: nn.Module) -> pmvit.Scores:
+def scores_of(model: nn.Module) -> Scores:
     path = RUNS / "scores.json"
     if not path.exists():
         config = host_of(model).data_config()
         loader = create_loader(open_source(TRAIN, 37), config, batch_size=32, workers=1, shuffle=True)
         pmvit.measure(model, loader, method="scored").save(path)
-    return pmvit.Scores.load(path)
+    return Scores.load(path)
 
 
 def measure(rows: list[Row]) -> None:

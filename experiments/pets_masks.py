@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import pmvit
 from experiments.common import ORIGINAL, Row, Rows, page, percent
+from pmvit.config import FinetuneConfig
 from pmvit.config.measuring import Measurement
 from pmvit.data.loaders import create_loader
 from pmvit.data.opening import open_loader
@@ -63,7 +64,7 @@ BUDGETS = {0.5: 1.044, 0.7: 1.212, 0.8: 1.297}  # GFLOPs, by the keep at which t
 TEST_EVERY = 2  # every second test image is measured on
 CHOICE_EVERY = 60  # every 60th training image, to choose the blocks on
 EPOCHS, TUNING_EPOCHS = 6, 1
-RECIPE = pmvit.FinetuneConfig.preset(
+RECIPE = FinetuneConfig.preset(
     "segmenter", batch_size=16, warmup_epochs=0.2, workers=1, checkpoint_every=50, mixed_precision="bf16"
 )
 FPS_BATCH, FPS_ROUNDS = 16, 15

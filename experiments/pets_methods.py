@@ -20,6 +20,7 @@ import pmvit
 from experiments.common import INTERVALS, ORIGINAL, Row, Rows, interval, numbers, page, percent
 from experiments.paired import answers, logits
 from experiments.pets import DATA, EPOCHS, TEST, TRAIN, draw_curves, test_loader
+from pmvit.config import FinetuneConfig
 from pmvit.config.measuring import Measurement
 from pmvit.data.loaders import create_loader
 from pmvit.data.sources import open_source
@@ -38,7 +39,7 @@ from timm.layers import set_fused_attn  # isort: skip  # after pmvit, which lets
 NAME = "pets_methods"
 RESULTS = Path(__file__).with_suffix(".json")
 FOLDER = Path("runs") / NAME
-RECIPE = pmvit.FinetuneConfig.preset("quick", epochs=EPOCHS, workers=1, mixed_precision="bf16")
+RECIPE = FinetuneConfig.preset("quick", epochs=EPOCHS, workers=1, mixed_precision="bf16")
 LONGER = "original, tuned on"
 BUDGETS = {0.73: 0.6, 0.86: 0.7}  # GFLOPs, and the share of the tokens at which the paper's plan costs so much
 PLANS: dict[str, Measurement] = {"adaptive": "adaptive", "measured": "measured", "scored": "scored"}

@@ -41,9 +41,11 @@ from pmvit.config import ScoreConfig
 from pmvit.config.planning import Scope
 from pmvit.files import write_text
 from pmvit.hosts import host_of
-from pmvit.hosts.segmenter.model import Segmenter
+from pmvit.hosts.segmenter.model import Segmenter, create_segmenter
+from pmvit.measuring import Scores
 from pmvit.measuring.flops import ModelCost, model_cost
 from pmvit.numbers.tables import format_number
+from pmvit.planning import Plan
 from pmvit.runtime.bench.memory import process_memory
 from pmvit.runtime.bench.timing import speedup
 
@@ -58,15 +60,15 @@ Results = dict[str, Any]
 def segmenter(device: str) -> Segmenter:
     torch.manual_seed(0)
     with torch.device(device):
-        return pmvit.create_segmenter(ENCODER, classes=CLASSES, image_size=SIDE)
+        return create_segmenter(ENCODER, classes=CLASSES, image_size=SIDE)
 
 
-def random_scores(model: nn.Module, cost: ModelCost) -> pmvit.Scores:
+def random_scores(model: nn.Module, cost: ModelCost) -> Scores:
     """Scores as `pmvit.measure(..., scorer="random")` gives them, for a model whose weights are not there."""
     host = host_of(model)
     layout = host.layout
     generator = torch.Generator().manual_seed(0)
-    return pmvit.Scores(
+    return Scores(
         values=torch.rand(DEPTH, TOKENS, generator=generator, dtype=torch.float64),
         grid=layout.grid,
         num_prefix=layout.num_prefix,
@@ -80,7 +82,7 @@ def random_scores(model: nn.Module, cost: ModelCost) -> pmvit.Scores:
     )
 
 
-def plan_of(scores: pmvit.Scores, keep: float, scope: Scope) -> pmvit.Plan:
+def plan_of(scores: Scores, keep: float, scope: Scope) -> Plan:
     return pmvit.plan(scores, keep=keep, prune=PRUNE, scope=scope)
 
 

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 import pmvit
 from experiments.common import ORIGINAL, SEED, Row, Rows, Settings, bits
 from pmvit.cli.demo_run import TUNING, TUNING_BATCH
+from pmvit.config import FinetuneConfig
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.data.opening import open_loader
 from pmvit.evaluation.classification import measure
 from pmvit.loading import create_model
+from pmvit.measuring import Scores
 
 BATCH_SIZE = 50
 CROP_SCALE = (0.35, 1.0)  # shares of an image that a random crop shows
@@ -40,14 +42,14 @@ class Subject(ABC):
     runs: Path | None = None  # where tunings are checkpointed, if they take long
 
     def __init__(self) -> None:
-        self._scores: dict[str, pmvit.Scores] = {}
+        self._scores: dict[str, Scores] = {}
         self._measured: dict[str, Row] = {}
 
     @abstractmethod
     def scored_images(self) -> Any:
         """Training images to score, in batches."""
 
-    def scores(self, **options: Any) -> pmvit.Scores:
+    def scores(self, **options: Any) -> Scores:
         """The scores with these options of `score`, measured once."""
         recipe = json.dumps(options, sort_keys=True)
         if recipe not in self._scores:
@@ -100,7 +102,7 @@ class Subject(ABC):
         """What `finetune` is shown, with random crops or without."""
 
     @abstractmethod
-    def recipe(self, crop: bool) -> pmvit.FinetuneConfig:
+    def recipe(self, crop: bool) -> FinetuneConfig:
         """How it is tuned."""
 
     def add_tuned(
@@ -155,9 +157,9 @@ class FolderSubject(Subject):
     def training(self, crop: bool) -> Path:
         return self.data / "train"
 
-    def recipe(self, crop: bool) -> pmvit.FinetuneConfig:
+    def recipe(self, crop: bool) -> FinetuneConfig:
         scale = CROP_SCALE if crop else (1.0, 1.0)
-        return pmvit.FinetuneConfig(epochs=self.settings.epochs, alpha=1.0, crop_scale=scale)
+        return FinetuneConfig(epochs=self.settings.epochs, alpha=1.0, crop_scale=scale)
 
 
 class DemoSubject(Subject):
@@ -185,7 +187,7 @@ class DemoSubject(Subject):
     def training(self, crop: bool) -> "ShuffledDemo":
         return ShuffledDemo(crop)
 
-    def recipe(self, crop: bool) -> pmvit.FinetuneConfig:
+    def recipe(self, crop: bool) -> FinetuneConfig:
         return replace(TUNING, epochs=self.settings.epochs)
 
 

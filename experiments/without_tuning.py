@@ -26,6 +26,7 @@ from pmvit.data.sources import open_source
 from pmvit.files import write_text
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
+from pmvit.measuring import Scores
 from pmvit.numbers.tables import format_number, markdown_table
 
 DATA = Path(os.environ.get("PMVIT_DATA", "../shared/data"))
@@ -67,7 +68,7 @@ class Subject:
         self.model = create_model(name, DATA / "weights" / f"{name}.safetensors")
         self.batches = list(loader(self.model, "val"))
         self.original = Original(self.model, self.batches)
-        self.scores: dict[str, pmvit.Scores] = {}
+        self.scores: dict[str, Scores] = {}
 
     def measure(self, score_options: dict[str, Any], plan_options: dict[str, Any]) -> Row:
         recipe = json.dumps(score_options)

@@ -11,7 +11,8 @@ or `small = pmvit.compress(model, pmvit.plan(pmvit.measure(model, loader), keep=
 `export` and `optimize_for_inference` bring the model to where it runs, `save` and `load` keep it.
 
 These names are loaded when they are first used, so that `import pmvit` and `pmvit --help` are instant. Everything else
-is in its room: options in `pmvit.config`, other methods in `pmvit.methods`, models of other libraries in `pmvit.hosts`.
+is in its room: what is measured in `pmvit.measuring`, plans in `pmvit.planning`, options in `pmvit.config`, other
+methods in `pmvit.methods`, models of other libraries in `pmvit.hosts`.
 """
 
 import re
@@ -26,16 +27,11 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and so
     from pmvit.compression import compress as compress
     from pmvit.compression import decompress as decompress
     from pmvit.compression import set_budget as set_budget
-    from pmvit.config import FinetuneConfig as FinetuneConfig
     from pmvit.errors import PmvitError as PmvitError
     from pmvit.evaluation.classification import evaluate as evaluate
-    from pmvit.hosts.segmenter.model import create_segmenter as create_segmenter
-    from pmvit.measuring import MergeCosts as MergeCosts
-    from pmvit.measuring import Scores as Scores
     from pmvit.measuring import measure as measure
     from pmvit.measuring.flops import flops as flops
     from pmvit.pipeline import run as run
-    from pmvit.planning import Plan as Plan
     from pmvit.reporting.page.report import report as report
     from pmvit.reporting.pictures.segment import segment as segment
     from pmvit.reporting.pictures.visualize import visualize as visualize

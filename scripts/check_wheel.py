@@ -28,10 +28,11 @@ NEEDED = ("pmvit/py.typed", "pmvit/data/demo/vit.safetensors", "pmvit/data/demo/
 UNWANTED = ("__pycache__", ".pyc", "tests/", ".git")
 TYPED = """
 import pmvit
+from pmvit.planning import Plan
 from typing_extensions import assert_type
 
-plan = pmvit.Plan.load("plan.json")
-assert_type(plan, pmvit.Plan)
+plan = Plan.load("plan.json")
+assert_type(plan, Plan)
 assert_type(pmvit.flops(pmvit.load("model")).gflops, float)
 """
 NEEDS_EXTRA = {

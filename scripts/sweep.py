@@ -24,9 +24,10 @@ import pmvit
 from pmvit.config.measuring import Loss
 from pmvit.hosts import Host, host_of
 from pmvit.hosts.outputs import gives_logits, predict
+from pmvit.measuring import MergeCosts, Scores
 from pmvit.measuring.probe import measurable
 from pmvit.merged_mlp import mlp_matrices_of
-from pmvit.planning import LayerPlan
+from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.bench.variants import in_place_plan
 from scripts.sweep_models import FAMILIES, Candidate, candidates
@@ -68,7 +69,7 @@ def difference(output: Tensor, expected: Tensor) -> float:
     return float((output - expected).abs().max() / expected.abs().max())
 
 
-def change(model: nn.Module, plan: pmvit.Plan, images: Tensor) -> float:
+def change(model: nn.Module, plan: Plan, images: Tensor) -> float:
     """What a plan changes; where float32 shows a change, float64 tells rounding from a mistake."""
     error = difference(predict(pmvit.compress(model, plan), images), predict(model, images))
     if error < 1e-5:
@@ -77,7 +78,7 @@ def change(model: nn.Module, plan: pmvit.Plan, images: Tensor) -> float:
     return difference(predict(pmvit.compress(model, plan), images), predict(model, images))
 
 
-def reordered(host: Host) -> pmvit.Plan:
+def reordered(host: Host) -> Plan:
     """Every block that can runs on its tokens in another order."""
     layouts = host.layouts()
     plan = in_place_plan(layouts[0].grid, len(layouts), tuple(layout.grid for layout in layouts))
@@ -117,7 +118,7 @@ def try_model(candidate: Candidate) -> Outcome:
         with torch.inference_mode():
             logits = predict(model, images)
         loss: Loss = "labels" if gives_logits(model) and logits.dim() == 2 else "embedding"
-        measured: pmvit.Scores | pmvit.MergeCosts
+        measured: Scores | MergeCosts
         options: dict[str, Any] = {}
         if "scored" in measurable(host):
             batch, options = (images, torch.tensor([0, 1])), {"prune": 0.1}
@@ -139,7 +140,7 @@ def try_model(candidate: Candidate) -> Outcome:
                 not merges or difference(predict(small, images), predict(biased, images)) > 1e-6,
                 "the bias changes nothing",
             )
-            error = change(model, pmvit.Plan.keep_all(layout.grid, len(names), grids=grids), images)
+            error = change(model, Plan.keep_all(layout.grid, len(names), grids=grids), images)
             check(error < 1e-5, f"an all-kept plan changes the output by {error:.1e} of its size")
             error = change(model, reordered(host), images)
             check(error < 1e-5, f"tokens in another order change the output by {error:.1e} of its size")

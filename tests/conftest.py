@@ -12,6 +12,8 @@ from pmvit.data.loaders import create_loader
 from pmvit.data.sources import open_source
 from pmvit.hosts import host_of
 from pmvit.loading import create_model
+from pmvit.measuring import Scores
+from pmvit.planning import Plan
 from tests.helpers import make_pictures, small_vit
 
 DATA = Path(os.environ.get("PMVIT_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -44,7 +46,7 @@ def train_batches(deit_tiny: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.fixture(scope="session")
-def deit_scores(deit_tiny: nn.Module, train_batches: list[tuple[torch.Tensor, torch.Tensor]]) -> pmvit.Scores:
+def deit_scores(deit_tiny: nn.Module, train_batches: list[tuple[torch.Tensor, torch.Tensor]]) -> Scores:
     return pmvit.measure(deit_tiny, train_batches, method="scored", progress=False)
 
 
@@ -64,7 +66,7 @@ def real_images(vit_tiny: nn.Module) -> torch.Tensor:
 
 
 @pytest.fixture(scope="session")
-def vit_tiny_plan(vit_tiny: nn.Module, real_images: torch.Tensor) -> pmvit.Plan:
+def vit_tiny_plan(vit_tiny: nn.Module, real_images: torch.Tensor) -> Plan:
     """A plan at keep 0.6 for ViT-Tiny and for the same model in other libraries."""
     return pmvit.plan(
         pmvit.measure(vit_tiny, [real_images], method="scored", loss="predicted", progress=False), keep=0.6, prune=0.1

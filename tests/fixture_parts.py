@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-import pmvit
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
+from pmvit.planning import Plan
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -103,7 +103,7 @@ def tensors_of(model: nn.Module) -> dict[str, list[Any]]:
     }
 
 
-def facts_of_plan(plan: pmvit.Plan) -> dict[str, Any]:
+def facts_of_plan(plan: Plan) -> dict[str, Any]:
     """What a plan says, whatever it is written as."""
     layers = {str(index): asdict(layer) for index, layer in sorted(plan.layers.items())}
     facts = {name: value for name, value in asdict(plan).items() if name != "layers"}

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit.hosts import host_of
+from pmvit.measuring import Scores
 
 import timm  # isort: skip  # after pmvit, which lets torchvision import
 from torchvision.models import swin_transformer
@@ -49,9 +50,9 @@ def images(model: nn.Module, count: int = 2) -> Tensor:
     return torch.randn(count, *size, generator=torch.Generator().manual_seed(0))
 
 
-def scored(model: nn.Module, **options: Any) -> pmvit.Scores:
+def scored(model: nn.Module, **options: Any) -> Scores:
     batches = [(images(model), torch.tensor([1, 2]))]
-    scores: pmvit.Scores = pmvit.measure(model, batches, method="scored", progress=False, **options)
+    scores: Scores = pmvit.measure(model, batches, method="scored", progress=False, **options)
     return scores
 
 

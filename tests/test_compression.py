@@ -19,6 +19,7 @@ from pmvit.config.training import Learn
 from pmvit.errors import PmvitWarning
 from pmvit.hosts import TimmViT
 from pmvit.loading import create_model, read_weights
+from pmvit.planning import Plan
 from pmvit.planning.planner import read_plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.wrapping import fingerprint
@@ -30,7 +31,7 @@ IMAGES = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(5))
 
 
 @pytest.fixture
-def plan(small_model: nn.Module) -> pmvit.Plan:
+def plan(small_model: nn.Module) -> Plan:
     return pmvit.plan(pmvit.measure(small_model, [], method="scored", scorer="random"), keep=0.5, prune=0.1)
 
 
@@ -70,7 +71,7 @@ def test_no_warning_after_calibration_of_the_same_run(small_model: nn.Module, tm
         pmvit.set_budget(pmvit.load(tmp_path / "out"), keep=0.5)
 
 
-def test_the_given_model_is_untouched(small_model: VisionTransformer, plan: pmvit.Plan) -> None:
+def test_the_given_model_is_untouched(small_model: VisionTransformer, plan: Plan) -> None:
     expected = logits(small_model)
     blocks = list(small_model.blocks)
     small = pmvit.compress(small_model, plan)
@@ -83,7 +84,7 @@ def test_the_given_model_is_untouched(small_model: VisionTransformer, plan: pmvi
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224", "vit_relpos_small_patch16_224"])
-def test_decompress_gives_the_very_same_objects(name: str, plan: pmvit.Plan) -> None:
+def test_decompress_gives_the_very_same_objects(name: str, plan: Plan) -> None:
     model = small_vit(name)
     expected = logits(model)
     modules = dict(model.named_modules())
@@ -98,14 +99,14 @@ def test_decompress_gives_the_very_same_objects(name: str, plan: pmvit.Plan) -> 
     assert compression_of(model) is None
 
 
-def test_dense_tokens_come_out_for_dense_tasks(small_model: Any, plan: pmvit.Plan) -> None:
+def test_dense_tokens_come_out_for_dense_tasks(small_model: Any, plan: Plan) -> None:
     small = pmvit.compress(small_model, plan)
     features, intermediates = small.forward_intermediates(IMAGES)
     assert features.shape == (2, 37, 48)
     assert [tuple(feature.shape) for feature in intermediates] == [(2, 48, 6, 6)] * 3
 
 
-def test_a_plan_that_does_not_fit_is_named(small_model: nn.Module, plan: pmvit.Plan) -> None:
+def test_a_plan_that_does_not_fit_is_named(small_model: nn.Module, plan: Plan) -> None:
     with pytest.raises(pmvit.PmvitError, match="expected a plan for 4 x 4 tokens, got one for 6 x 6"):
         pmvit.compress(small_vit(img_size=64), plan)
     with pytest.raises(pmvit.PmvitError, match="expected a plan for 2 blocks, got one for 3"):
@@ -144,7 +145,7 @@ def test_saved_models_come_back_to_the_last_bit(
 
 
 @pytest.mark.parametrize("name", ["beit_base_patch16_224", "vit_relpos_small_patch16_224", "deit3_small_patch16_224"])
-def test_position_biases_come_back_too(name: str, tmp_path: Path, plan: pmvit.Plan) -> None:
+def test_position_biases_come_back_too(name: str, tmp_path: Path, plan: Plan) -> None:
     model = small_vit(name)
     small = pmvit.compress(model, plan)
     pmvit.save(small, tmp_path / "out")
@@ -153,7 +154,7 @@ def test_position_biases_come_back_too(name: str, tmp_path: Path, plan: pmvit.Pl
     assert torch.equal(logits(pmvit.decompress(loaded)), logits(model))
 
 
-def test_arguments_are_read_off_or_asked_for(tmp_path: Path, plan: pmvit.Plan) -> None:
+def test_arguments_are_read_off_or_asked_for(tmp_path: Path, plan: Plan) -> None:
     plain = pmvit.compress(small_vit(in_chans=1, num_heads=4, global_pool="avg"), plan)
     pmvit.save(plain, tmp_path / "plain")
     arguments = json.loads((tmp_path / "plain" / "config.json").read_text())["model"]["arguments"]
@@ -176,13 +177,13 @@ def test_arguments_are_read_off_or_asked_for(tmp_path: Path, plan: pmvit.Plan) -
     assert torch.equal(logits(pmvit.load(tmp_path / "relu")), logits(same_shapes))
 
 
-def test_a_model_made_by_hand_cannot_be_saved(tmp_path: Path, plan: pmvit.Plan) -> None:
+def test_a_model_made_by_hand_cannot_be_saved(tmp_path: Path, plan: Plan) -> None:
     by_hand = VisionTransformer(img_size=96, embed_dim=48, depth=3, num_heads=3, num_classes=7)
     with pytest.raises(pmvit.PmvitError, match=r"expected a model made by timm\.create_model"):
         pmvit.save(pmvit.compress(by_hand, plan), tmp_path / "out")
 
 
-def test_weights_follow_the_block_in_type(small_model: nn.Module, plan: pmvit.Plan) -> None:
+def test_weights_follow_the_block_in_type(small_model: nn.Module, plan: Plan) -> None:
     half = small_model.half()
     half.get_submodule("blocks.0.norm1").float()  # as mixed-precision models have it
     small = pmvit.compress(half, plan)
@@ -204,12 +205,12 @@ def test_original_models_and_half_precision_are_saved_too(small_model: nn.Module
         assert torch.equal(got, expected)
 
 
-def saved_folder(model: nn.Module, plan: pmvit.Plan, folder: Path) -> Path:
+def saved_folder(model: nn.Module, plan: Plan, folder: Path) -> Path:
     pmvit.save(pmvit.compress(model, plan), folder)
     return folder
 
 
-def test_nothing_but_these_files_is_left(small_model: nn.Module, plan: pmvit.Plan, tmp_path: Path) -> None:
+def test_nothing_but_these_files_is_left(small_model: nn.Module, plan: Plan, tmp_path: Path) -> None:
     folder = saved_folder(small_model, plan, tmp_path / "out")
     expected = {"model.safetensors", "plan.json", "config.json", "README.md"}
     assert {path.name for path in folder.iterdir()} == expected
@@ -243,7 +244,7 @@ def test_nothing_but_these_files_is_left(small_model: nn.Module, plan: pmvit.Pla
 )
 def test_damaged_folders_are_refused(
     small_model: nn.Module,
-    plan: pmvit.Plan,
+    plan: Plan,
     tmp_path: Path,
     name: str,
     damage: Callable[[bytes], bytes] | None,
@@ -258,7 +259,7 @@ def test_damaged_folders_are_refused(
         pmvit.load(folder)
 
 
-def test_a_single_file_that_was_changed_is_refused(small_model: nn.Module, plan: pmvit.Plan, tmp_path: Path) -> None:
+def test_a_single_file_that_was_changed_is_refused(small_model: nn.Module, plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     pmvit.save(pmvit.compress(small_model, plan), path)
     whole = path.read_bytes()

@@ -13,6 +13,8 @@ from pmvit import config, methods
 from pmvit.cli import completion, options
 from pmvit.config.training import Preset
 from pmvit.hosts.segmenter.model import DecoderKind
+from pmvit.measuring import Scores
+from pmvit.planning import Plan
 from pmvit.runtime.bench.variants import VARIANTS
 from pmvit.runtime.export.targets import RUNTIMES
 from tests.helpers import small_vit
@@ -71,8 +73,8 @@ def test_keywords_are_the_fields(verb: Any) -> None:
 def test_wrong_keywords_are_refused_and_type_checkers_know_them() -> None:
     """mypy, which `make lint` runs over this file, complains of an error that is ignored and is none."""
     model = small_vit()
-    scores: pmvit.Scores = pmvit.measure(model, [], method="scored", scorer="random")
-    made: pmvit.Plan = pmvit.plan(scores, keep=0.6)
+    scores: Scores = pmvit.measure(model, [], method="scored", scorer="random")
+    made: Plan = pmvit.plan(scores, keep=0.6)
     assert isinstance(pmvit.optimize_for_inference(pmvit.compress(model, made)), type(model))
     with pytest.raises(TypeError, match="kep"):
         pmvit.plan(scores, kep=0.6)  # type: ignore[call-overload]

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 import pmvit
 from pmvit import methods
 from pmvit.compression import plan_of
-from pmvit.config import PlanConfig
+from pmvit.config import FinetuneConfig, PlanConfig
 from pmvit.hosts import OLD_FAMILIES, host_class
-from pmvit.measuring import TokenMetric
+from pmvit.measuring import MergeCosts, Scores, TokenMetric
+from pmvit.planning import Plan
 from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.saving.commands import read_commands
 from pmvit.training import Finetuned
@@ -140,41 +141,41 @@ def test_adaptive_models_metrics_and_plans_are_read_to_the_bit(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", EXPECTED["plans"])
 def test_plans_load_and_are_written_alike(name: str, tmp_path: Path) -> None:
-    plan = pmvit.Plan.load(FIXTURES / name)
+    plan = Plan.load(FIXTURES / name)
     assert facts_of_plan(plan) == EXPECTED["plans"][name]
     plan.save(tmp_path / name)
-    assert pmvit.Plan.load(tmp_path / name) == plan
+    assert Plan.load(tmp_path / name) == plan
 
 
 def test_plans_fit_what_they_were_made_for() -> None:
-    assert pmvit.Plan.load(FIXTURES / "plan_split.json") == saved("saved_model").compression.what
-    swin = pmvit.Plan.load(FIXTURES / "plan_swin.json")
+    assert Plan.load(FIXTURES / "plan_split.json") == saved("saved_model").compression.what
+    swin = Plan.load(FIXTURES / "plan_swin.json")
     assert swin == saved("saved_swin").compression.what
     assert swin.grids == ((8, 8), (8, 8), (4, 4), (4, 4))
-    small = pmvit.compress(saved("saved_original"), pmvit.Plan.load(FIXTURES / "plan.json"))
+    small = pmvit.compress(saved("saved_original"), Plan.load(FIXTURES / "plan.json"))
     assert [layer.num_pruned for layer in small.compression.what.layers.values()].count(0) < 3
 
 
-def everything_but_values(scores: pmvit.Scores) -> dict[str, Any]:
+def everything_but_values(scores: Scores) -> dict[str, Any]:
     return {name: value for name, value in asdict(scores).items() if name != "values"}
 
 
 @pytest.mark.parametrize("name", ["scores.json", "scores_swin.json"])
 def test_scores_load_and_are_written_alike(name: str, tmp_path: Path) -> None:
-    scores, written = pmvit.Scores.load(FIXTURES / name), document(name)
+    scores, written = Scores.load(FIXTURES / name), document(name)
     assert [scores.of(layer).tolist() for layer in range(len(scores.values))] == written["values"]
     for field in ("num_prefix", "iterations", "images", "model", "data"):
         assert getattr(scores, field) == written[field]
     assert asdict(scores.config) == {**written["config"], "limit": None}
     assert json.loads(json.dumps(asdict(scores.cost))) == written["cost"]
     scores.save(tmp_path / name)
-    again = pmvit.Scores.load(tmp_path / name)
+    again = Scores.load(tmp_path / name)
     assert torch.equal(again.values, scores.values)
     assert everything_but_values(again) == everything_but_values(scores)
 
 
 def test_windows_of_scores_are_read() -> None:
-    windows = pmvit.Scores.load(FIXTURES / "scores_swin.json").windows
+    windows = Scores.load(FIXTURES / "scores_swin.json").windows
     assert [window and (window.size, window.shift) for window in windows[:2]] == [((4, 4), (0, 0)), ((4, 4), (2, 2))]
 
 
@@ -184,19 +185,19 @@ def test_partial_scores_are_gone_on_from(folder: Path) -> None:
     assert document("scores.json.partial")["iterations"] == 2
     seen: list[Any] = [None, None, batches()[2]]  # a batch that is done already is not read again
     scores = pmvit.measure(saved("saved_original"), seen, method="scored", checkpoint=partial, progress=False)
-    whole = pmvit.Scores.load(folder / "scores.json")
+    whole = Scores.load(folder / "scores.json")
     assert torch.allclose(scores.values, whole.values, rtol=1e-5)
     assert everything_but_values(scores) == everything_but_values(whole)
 
 
 def test_prices_load_and_are_written_alike(tmp_path: Path) -> None:
-    prices, written = pmvit.MergeCosts.load(FIXTURES / "prices.json"), document("prices.json")
+    prices, written = MergeCosts.load(FIXTURES / "prices.json"), document("prices.json")
     assert [list(merge) for merge in prices.merges] == written["merges"]
     config = {**written["config"], "limit": written["config"]["images"]}
     assert {**asdict(prices.config), "images": prices.config.limit} == config
     assert (prices.images, prices.data, list(prices.grid)) == (12, written["data"], written["grid"])
     prices.save(tmp_path / "merge_costs.json")
-    assert pmvit.MergeCosts.load(tmp_path / "merge_costs.json") == prices
+    assert MergeCosts.load(tmp_path / "merge_costs.json") == prices
 
 
 def test_fingerprints_stay_the_same() -> None:
@@ -335,7 +336,7 @@ def run_again() -> None:
         val=config["val"],
         output="run",
         plan_config=PlanConfig(keep=0.6),
-        finetune_config=replace(pmvit.FinetuneConfig(), **tuning),
+        finetune_config=replace(FinetuneConfig(), **tuning),
         progress=False,
     )
 
@@ -349,10 +350,10 @@ def score_again() -> None:
 READERS: dict[str, tuple[str, Callable[[], Any]]] = {
     "saved_model/config.json": ("pmvit-model", lambda: pmvit.load("saved_model")),
     "saved_model.safetensors": ("pmvit-model", lambda: pmvit.load("saved_model.safetensors")),
-    "plan.json": ("pmvit-plan", lambda: pmvit.Plan.load("plan.json")),
-    "scores.json": ("pmvit-scores", lambda: pmvit.Scores.load("scores.json")),
+    "plan.json": ("pmvit-plan", lambda: Plan.load("plan.json")),
+    "scores.json": ("pmvit-scores", lambda: Scores.load("scores.json")),
     "scores.json.partial": ("pmvit-partial-scores", score_again),
-    "prices.json": ("pmvit-prices", lambda: pmvit.MergeCosts.load("prices.json")),
+    "prices.json": ("pmvit-prices", lambda: MergeCosts.load("prices.json")),
     "finetune/finetune.json": ("pmvit-finetune", tune),
     "finetune/checkpoints/*": ("pmvit-checkpoint", tune),
     "run/run.json": ("pmvit-run", run_again),

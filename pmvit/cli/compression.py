@@ -78,13 +78,14 @@ def plan(
     """Decide how many tokens merge before each block, or which are kept, merged and pruned; write the plan, draw it."""
     import pmvit
     from pmvit.measuring import read_measured
+    from pmvit.planning import Plan
     from pmvit.planning.drawing import table
 
     planning["method"] = method
     made: AnyPlan = pmvit.plan(read_measured(measured), **planning)
     made.save(output)
     console.print(table(made))
-    if isinstance(made, pmvit.Plan):
+    if isinstance(made, Plan):
         console.print(made.draw(console.rich.width))
     console.print(f"plan: {output}")
     return {"plan": output, "blocks": made.blocks}

@@ -144,6 +144,7 @@ def visualize(
 ) -> dict[str, Any]:
     """Draw what each block keeps, merges and prunes of images, where it looks (Grad-CAM), and maps of its plan."""
     import pmvit
+    from pmvit.measuring import Scores
     from pmvit.pipeline import measured_file
     from pmvit.reporting.blocks import planned
 
@@ -157,7 +158,7 @@ def visualize(
         blocks=None if blocks is None else opt.whole_numbers("--blocks", [blocks]),
         limit=limit,
         formats=cast("Formats", formats),
-        scores=None if found is None else pmvit.Scores.load(found),
+        scores=None if found is None else Scores.load(found),
         original=original,
         names=names,
     )

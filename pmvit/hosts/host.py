@@ -120,7 +120,7 @@ class Reading(NamedTuple):
         spans: The names of the blocks, first to last, parted wherever anything but the next block reads or changes the
             tokens, as a feature pyramid does.
         num_read: How many of the first tokens are read behind the last block; `None` for all of them.
-        default_skip: Blocks that a fixed plan leaves alone unless it is told which; negative numbers count from the last.
+        default_skip: Blocks that a fixed plan leaves alone unless it is told which; negative ones count from the last.
         scored_skip: The same for plans from scores, where the paper leaves others alone.
     """
 

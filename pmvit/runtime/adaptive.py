@@ -153,7 +153,7 @@ def place_adaptive_stages(model: nn.Module, host: Host, config: InferenceConfig)
 
     Feature pyramids stay as they are. There is nothing to fuse here, and no form to choose: what merges is no matrix.
     """
-    spans, num_read, _ = host.reading()
+    spans, num_read = host.reading()[:2]
     if len(spans) > 1 or not config.rewrite:
         return False
     names, count = spans[0], host.layout.num_tokens

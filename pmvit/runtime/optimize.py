@@ -75,7 +75,7 @@ def _place_chains(model: nn.Module, host: Host, config: InferenceConfig) -> None
     """Replace the blocks of every span by stages."""
     layouts = layouts_of(host)
     arguments = arguments_of(host) if config.rewrite and host.layout.windows is None else {}
-    spans, num_read, _ = host.reading()
+    spans, num_read = host.reading()[:2]
     num_read = num_read if config.tokens == "head" and len(spans) == 1 else None
     for names in spans:
         before_head = None if num_read is None else names[-1]

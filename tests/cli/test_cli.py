@@ -16,7 +16,8 @@ import pmvit
 from pmvit.data.demo import MEAN, STD, demo_images, demo_loader, demo_model
 from pmvit.data.opening import open_loader
 from pmvit.loading import create_model
-from pmvit.measuring import TokenMetric
+from pmvit.measuring import MergeCosts, Scores, TokenMetric
+from pmvit.planning import Plan
 from tests.helpers import pmvit_command, pmvit_here, tome
 
 ARGUMENTS = ["img_size=28", "patch_size=2", "in_chans=1", "embed_dim=128", "depth=6", "num_heads=4"]
@@ -53,8 +54,8 @@ def test_compress_writes_what_the_library_would_make(compressed: Path, images: P
     expected = {"model.safetensors", "plan.json", "config.json", "README.md", "scores.json", "commands.json"}
     assert {path.name for path in compressed.iterdir()} == expected
     model = demo_model()
-    plan = pmvit.plan(pmvit.Scores.load(compressed / "scores.json"), keep=0.6, prune=0.1)
-    assert plan == pmvit.Plan.load(compressed / "plan.json")
+    plan = pmvit.plan(Scores.load(compressed / "scores.json"), keep=0.6, prune=0.1)
+    assert plan == Plan.load(compressed / "plan.json")
     batch = demo_loader("test", count=4)[0][0]
     with torch.inference_mode():
         assert torch.equal(pmvit.compress(model, plan)(batch), pmvit.load(compressed)(batch))
@@ -159,10 +160,10 @@ def test_a_measured_plan_in_one_go_or_step_by_step(images: Path, tmp_path: Path)
     assert result.returncode == 0, result.stderr
     result = pmvit_here("plan", tmp_path / "out/merge_costs.json", "--flops-share", 0.7, "-o", tmp_path / "plan.json")
     assert result.returncode == 0, result.stderr
-    merge_costs = pmvit.MergeCosts.load(tmp_path / "out/merge_costs.json")
+    merge_costs = MergeCosts.load(tmp_path / "out/merge_costs.json")
     assert merge_costs.images == 40
     assert merge_costs.config.groups == "any"
-    first, second = (pmvit.Plan.load(tmp_path / name) for name in ("out/plan.json", "plan.json"))
+    first, second = (Plan.load(tmp_path / name) for name in ("out/plan.json", "plan.json"))
     assert first.layers == second.layers
     assert pmvit.flops(pmvit.load(tmp_path / "out")).macs <= 0.7 * merge_costs.cost.macs
 
@@ -226,7 +227,7 @@ def test_the_paper_is_one_option_away(compressed: Path, tmp_path: Path) -> None:
         "plan", scores, "--method", "paper", "--keep", 0.6, "--grouping", "segment", "-o", tmp_path / "p.json"
     )
     assert result.returncode == 0, result.stderr
-    plan = pmvit.Plan.load(tmp_path / "p.json")
+    plan = Plan.load(tmp_path / "p.json")
     assert plan.reconstruct == "pinv"
     assert not plan.attention_bias
     assert plan.made_by["plan"]["weights"] == "normalize"
@@ -312,7 +313,7 @@ def listen_to_interrupts() -> None:
 
 
 @pytest.fixture(scope="module")
-def few(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pmvit.Scores]:
+def few(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
     """A third of the images, and what scoring them one by one gives if nothing comes between."""
     folder = tmp_path_factory.mktemp("few")
     for path in sorted(images.rglob("*.png"))[::3]:
@@ -344,12 +345,12 @@ def test_an_interrupted_compression_goes_on(few: Any, tmp_path: Path, sent: sign
     assert process.returncode == code, stopped
     if sent == signal.SIGINT:
         assert "the same command goes on from the last batch" in stopped
-    done = pmvit.Scores.load(output / "scores.json.partial", "pmvit-partial-scores").iterations
+    done = Scores.load(output / "scores.json.partial", "pmvit-partial-scores").iterations
     assert 0 < done < unbroken.iterations
     result = pmvit_here(*command)
     assert result.returncode == 0, result.stderr
     assert not (output / "scores.json.partial").exists()
-    resumed = pmvit.Scores.load(output / "scores.json")
+    resumed = Scores.load(output / "scores.json")
     assert resumed.iterations == unbroken.iterations == 40
     assert torch.equal(resumed.values, unbroken.values)
 

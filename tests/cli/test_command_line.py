@@ -72,7 +72,7 @@ def test_help_is_instant(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "used", ["dir(pmvit)", "pmvit.Plan.from_json(pmvit.Plan.keep_all((2, 2), 1).to_json())"], ids=["names", "plans"]
+    "used", ["dir(pmvit)", "Plan.from_json(Plan.keep_all((2, 2), 1).to_json())"], ids=["names", "plans"]
 )
 def test_importing_pmvit_and_reading_plans_needs_no_torch(used: str) -> None:
     code = f"import sys, pmvit; {used}; sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'numpy')))"

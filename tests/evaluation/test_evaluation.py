@@ -13,6 +13,7 @@ from pmvit.data.loaders import create_loader
 from pmvit.data.sources import open_source
 from pmvit.evaluation.classification import evaluate_all, measure
 from pmvit.hosts import host_of
+from pmvit.measuring import Scores
 
 
 def test_measures_by_hand() -> None:
@@ -78,7 +79,7 @@ def test_modes_are_restored_and_bad_input_is_named(small_model: nn.Module) -> No
 
 
 @pytest.mark.data
-def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: pmvit.Scores, data: Path) -> None:
+def test_real_model_on_real_images(deit_tiny: nn.Module, deit_scores: Scores, data: Path) -> None:
     """DeiT-Tiny knows its images, and a plan from scores keeps more of that than the same budget at random."""
     config = host_of(deit_tiny).data_config()
     loader = create_loader(open_source(data / "imagenet/val", 1000), config, batch_size=50, workers=0, shuffle=True)

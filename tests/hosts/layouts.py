@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import pmvit
 from pmvit.hosts.outputs import predict
+from pmvit.planning import Plan
 
 State = dict[str, Tensor]
 
@@ -109,7 +110,7 @@ def explicit_scores(loss: Tensor, maps: list[Tensor], num_prefix: int, num_patch
     return torch.stack(products)[:, num_prefix : num_prefix + num_patches].detach()
 
 
-def check_same_as_timm(other: nn.Module, model: nn.Module, plan: pmvit.Plan, images: Tensor) -> None:
+def check_same_as_timm(other: nn.Module, model: nn.Module, plan: Plan, images: Tensor) -> None:
     """Another library's model has the logits of timm's, before and after compression by the same plan."""
     with torch.no_grad():
         before, after = model(images), pmvit.compress(model, plan)(images)

@@ -11,6 +11,7 @@ import pmvit
 from pmvit.config.measuring import Loss
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.hosts.outputs import as_tensor, predict
+from pmvit.planning import Plan
 from pmvit.runtime.bench.variants import variant
 from scripts.sweep import try_model
 from scripts.sweep_models import hf_models, reduced_hf
@@ -75,7 +76,7 @@ def _noise(family: str) -> dict[str, Tensor]:
     return {"noise": torch.arange(36.0).expand(3, -1)} if family == "mae" else {}
 
 
-def _in_place(model: nn.Module) -> pmvit.Plan:
+def _in_place(model: nn.Module) -> Plan:
     from pmvit.runtime.bench.variants import in_place_plan
 
     host = host_of(model)

@@ -17,6 +17,7 @@ from pmvit.evaluation.classification import Evaluation
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.hosts.outputs import num_classes_of, predict
 from pmvit.loading import create_model
+from pmvit.planning import Plan
 from scripts.sweep_models import reduced_hf
 from tests.helpers import small_plan
 from tests.hosts.hf_models import FAMILIES, images_for, make, vit
@@ -202,6 +203,6 @@ def test_nobody_needs_transformers() -> None:
 
 @pytest.mark.data
 def test_the_real_vit_tiny_is_the_same_in_the_layout_of_transformers(
-    vit_tiny: nn.Module, real_images: Tensor, vit_tiny_plan: pmvit.Plan
+    vit_tiny: nn.Module, real_images: Tensor, vit_tiny_plan: Plan
 ) -> None:
     check_same_as_timm(hugging_face_vit(vit_tiny), vit_tiny, vit_tiny_plan, real_images)

@@ -11,7 +11,7 @@ import pmvit
 from pmvit.hosts import Host, TokenLayout, host_of, register
 from pmvit.hosts import host as hosts
 from pmvit.hosts.modes import changed
-from pmvit.planning import LayerPlan
+from pmvit.planning import LayerPlan, Plan
 from pmvit.runtime.bench.variants import in_place_plan
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import Candidate, timm_models
@@ -130,7 +130,7 @@ def test_the_attention_bias_counts_members() -> None:
     with torch.inference_mode():
         expected = model(image)
         for attention_bias, exact in ((True, True), (False, False)):
-            plan = pmvit.Plan((6, 6), 3, dict.fromkeys(range(3), layer), attention_bias=attention_bias)
+            plan = Plan((6, 6), 3, dict.fromkeys(range(3), layer), attention_bias=attention_bias)
             assert torch.allclose(pmvit.compress(model, plan)(image), expected, atol=1e-5) == exact
 
 

@@ -13,7 +13,7 @@ import pmvit
 from pmvit.compression import plan_of
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
-from pmvit.measuring import measure_config
+from pmvit.measuring import MergeCosts, measure_config
 from pmvit.measuring.listener import EffectRecorder
 from pmvit.planning import LayerPlan, Plan
 from pmvit.planning.budget import predicted_macs
@@ -37,9 +37,9 @@ def images_for(model: nn.Module, count: int = 2) -> Tensor:
     return torch.randn(count, *host_of(model).input_size(), generator=torch.Generator().manual_seed(1))
 
 
-def costs_of(model: nn.Module, **options: Any) -> pmvit.MergeCosts:
+def costs_of(model: nn.Module, **options: Any) -> MergeCosts:
     found = pmvit.measure(model, [images_for(model)], progress=False, **options)
-    assert isinstance(found, pmvit.MergeCosts)  # the default for these
+    assert isinstance(found, MergeCosts)  # the default for these
     return found
 
 

@@ -14,6 +14,7 @@ from pmvit.hosts import TokenLayout, host_of
 from pmvit.hosts.segmenter import checkpoint as segmenter_checkpoint
 from pmvit.hosts.segmenter.model import DecoderKind, create_segmenter
 from pmvit.loading import create_model, read_weights
+from pmvit.measuring import Scores
 from pmvit.planning import Plan
 from pmvit.runtime.bench.variants import in_place_plan
 from tests.segmenters import WIDTHS, by_hand, published, random_state, small_segmenter
@@ -169,7 +170,7 @@ def test_plans_from_scores_leave_the_first_and_last_two_blocks_alone_unless_told
 def test_what_is_skipped_is_saved_with_the_scores(tmp_path: Path) -> None:
     scores = pmvit.measure(small_segmenter(), [], method="scored", scorer="random")
     scores.save(tmp_path / "scores.json")
-    assert pmvit.Scores.load(tmp_path / "scores.json").skip == (0, 1, -2, -1)
+    assert Scores.load(tmp_path / "scores.json").skip == (0, 1, -2, -1)
 
 
 def test_scores_ignore_pixels_and_resize_labels(images: Tensor) -> None:

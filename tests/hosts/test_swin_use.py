@@ -14,6 +14,7 @@ import pmvit
 from pmvit.cli import app
 from pmvit.compression import plan_of
 from pmvit.hosts import host_of
+from pmvit.measuring import Scores
 from pmvit.planning import LayerPlan, Plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.bench.variants import in_place_plan, variant
@@ -35,7 +36,7 @@ def test_saved_models_come_back_to_the_bit(host: str, tmp_path: Path) -> None:
     assert Plan.from_json(small.compression.what.to_json()) == small.compression.what
     scores = scored(model)
     scores.save(tmp_path / "scores.json")
-    again = pmvit.Scores.load(tmp_path / "scores.json")
+    again = Scores.load(tmp_path / "scores.json")
     assert torch.equal(again.values, scores.values)
     assert (again.grids, again.windows) == (scores.grids, scores.windows)
 

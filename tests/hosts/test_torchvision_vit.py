@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.hosts import TokenLayout, host_of
 from pmvit.loading import create_model
+from pmvit.planning import Plan
 from scripts.sweep import randomise, try_model
 from scripts.sweep_models import reduced_torchvision, torchvision_models
 from tests.helpers import small_plan
@@ -93,6 +94,6 @@ def _weights(folder: Path, save_file: Any) -> Path:
 
 @pytest.mark.data
 def test_the_real_vit_tiny_is_the_same_in_the_layout_of_torchvision(
-    vit_tiny: nn.Module, real_images: Tensor, vit_tiny_plan: pmvit.Plan
+    vit_tiny: nn.Module, real_images: Tensor, vit_tiny_plan: Plan
 ) -> None:
     check_same_as_timm(torchvision_vit(vit_tiny), vit_tiny, vit_tiny_plan, real_images)

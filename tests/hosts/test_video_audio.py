@@ -14,6 +14,7 @@ from pmvit.hosts.hf.video import check_positions
 from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model
 from pmvit.measuring.merging import mirrored, neighbours
+from pmvit.planning import Plan
 from pmvit.planning.grouping import group_layer, smooth
 from pmvit.planning.measured import merged_layer
 from scripts.sweep import difference
@@ -75,7 +76,7 @@ def test_the_predictor_reads_all_tokens() -> None:
     videos = images_for(whole, 2)
     with torch.inference_mode():
         expected = whole(videos)
-        kept = pmvit.compress(whole, pmvit.Plan.keep_all((4, 3, 3), 3))(videos)
+        kept = pmvit.compress(whole, Plan.keep_all((4, 3, 3), 3))(videos)
         plan = pmvit.plan(pmvit.measure(whole, [videos], progress=False), keep=0.5)
         small = pmvit.compress(whole, plan)(videos)
     assert difference(kept.predictor_output.last_hidden_state, expected.predictor_output.last_hidden_state) < 1e-5
@@ -113,11 +114,11 @@ def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(pmvit.PmvitError, match="expected a VideoMAE with whole numbers"):
         check_positions({**large, "patch_size": 0})
     with pytest.raises(pmvit.PmvitError, match="expected a model that takes images; this one takes 6 x 3 x 64 x 48"):
-        pmvit.visualize(pmvit.compress(model, pmvit.Plan.keep_all((3, 4, 3), 3)), "demo", tmp_path)
+        pmvit.visualize(pmvit.compress(model, Plan.keep_all((3, 4, 3), 3)), "demo", tmp_path)
     with pytest.raises(pmvit.PmvitError, match=r"expected images of shape \(6, 3, 64, 48\).*; got \(3, 64, 48\)"):
         pmvit.measure(model, [torch.zeros(2, 3, 64, 48)], progress=False)
     with pytest.raises(pmvit.PmvitError, match="expected a plan for 3 x 4 x 3 tokens, got one for 3 x 12"):
-        pmvit.compress(model, pmvit.Plan.keep_all((3, 12), 3))
+        pmvit.compress(model, Plan.keep_all((3, 12), 3))
     measured = pmvit.measure(naflex, [images_for(naflex)], progress=False)
     small: Any = pmvit.compress(naflex, pmvit.plan(measured, keep=0.6))
     places = torch.cartesian_prod(torch.arange(6), torch.arange(6))[None]
@@ -128,7 +129,7 @@ def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path) -> None:
 
 def test_naflex_is_for_the_size_that_it_is_told(tmp_path: Path) -> None:
     model: Any = make("naflex")
-    pmvit.save(pmvit.compress(model, pmvit.Plan.keep_all((6, 6), 3)), tmp_path / "small")
+    pmvit.save(pmvit.compress(model, Plan.keep_all((6, 6), 3)), tmp_path / "small")
     pmvit.load(tmp_path / "small")
     model.pretrained_cfg["input_size"] = (3, 64, 96)
     assert host_of(model).layout.grid == (4, 6)

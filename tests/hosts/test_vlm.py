@@ -16,6 +16,7 @@ import pmvit
 from pmvit.hosts import find_host, host_of
 from pmvit.hosts.outputs import predict
 from pmvit.loading import create_model
+from pmvit.planning import Plan
 from pmvit.runtime.bench.variants import in_place_plan
 from scripts import sweep_vlm
 from scripts.sweep import randomise
@@ -92,7 +93,7 @@ def test_all_tokens_kept_is_the_original(name: str) -> None:
     """Also where tokens are only reordered, so that every block is wrapped."""
     model, host = original(name), host_of(original(name))
     assert host.key == "hf-vlm"
-    for plan in (pmvit.Plan.keep_all((6, 6), len(host.block_names())), in_place_plan((6, 6), len(host.block_names()))):
+    for plan in (Plan.keep_all((6, 6), len(host.block_names())), in_place_plan((6, 6), len(host.block_names()))):
         same = pmvit.compress(model, plan)
         assert (logits(same, name) - logits(model, name)).abs().max() < 1e-5
         assert written(same, name) == written(model, name)

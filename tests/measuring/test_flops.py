@@ -8,20 +8,20 @@ from torch import nn
 
 import pmvit
 from pmvit.config import PlanOptions
-from pmvit.planning import LayerPlan
+from pmvit.planning import LayerPlan, Plan
 from pmvit.planning.budget import predicted_macs
 from tests.helpers import small_vit
 
 import timm  # isort: skip
 
 
-def uniform_plan(keep: float) -> pmvit.Plan:
+def uniform_plan(keep: float) -> Plan:
     """Every block keeps the same share of 14 x 14 tokens: the reading of r that a formula can follow."""
     kept = round(keep * 196)
     groups = torch.arange(196) * kept // 196
     centres = [int(torch.nonzero(groups == group)[0]) for group in range(kept)]
     layer = LayerPlan(tuple(groups.tolist()), tuple(centres), (1.0,) * 196)
-    return pmvit.Plan((14, 14), 12, dict.fromkeys(range(12), layer))
+    return Plan((14, 14), 12, dict.fromkeys(range(12), layer))
 
 
 def formula(width: int, kept: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.hosts import host_of
-from pmvit.measuring import Merge
+from pmvit.measuring import Merge, MergeCosts
 from pmvit.measuring.cost_run import add_combinations
 from pmvit.measuring.flops import BlockCost
 from pmvit.measuring.listener import EffectRecorder
@@ -32,7 +32,7 @@ def images() -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def merge_costs(images: Tensor) -> pmvit.MergeCosts:
+def merge_costs(images: Tensor) -> MergeCosts:
     return pmvit.measure(small_vit(), [images], method="measured", progress=False)
 
 
@@ -171,7 +171,7 @@ def test_equal_tokens_merge_for_nothing() -> None:
         assert torch.allclose(pmvit.compress(model, made)(images), model(images), atol=1e-4)
 
 
-def test_what_is_together_stays_together(merge_costs: pmvit.MergeCosts) -> None:
+def test_what_is_together_stays_together(merge_costs: MergeCosts) -> None:
     """Each group of a block lies in one group of the next, at any budget; without the constraint it need not."""
     for keep in (0.9, 0.6, 0.3):
         made = pmvit.plan(merge_costs, keep=keep)
@@ -186,7 +186,7 @@ def test_what_is_together_stays_together(merge_costs: pmvit.MergeCosts) -> None:
         assert (first.first, first.second) == (own.first, own.second) or nested
 
 
-def test_what_nobody_reads_merges_for_nothing(merge_costs: pmvit.MergeCosts) -> None:
+def test_what_nobody_reads_merges_for_nothing(merge_costs: MergeCosts) -> None:
     """The head reads the class token alone: what the last MLP does to the patches costs nothing, and goes first."""
     last = [merge for merge in merge_costs.merges if (merge.block, merge.part) == (2, "mlp")]
     assert merge_costs.merges[: len(last)] == tuple(last)
@@ -195,7 +195,7 @@ def test_what_nobody_reads_merges_for_nothing(merge_costs: pmvit.MergeCosts) -> 
     assert [layer.mlp.num_kept if layer.mlp else None for layer in made.layers.values()] == [None, None, 1]
 
 
-def test_halves_are_nested_and_whole_blocks_are_not_split(images: Tensor, merge_costs: pmvit.MergeCosts) -> None:
+def test_halves_are_nested_and_whole_blocks_are_not_split(images: Tensor, merge_costs: MergeCosts) -> None:
     made = pmvit.plan(merge_costs, keep=0.5)
     assert any(layer.mlp is not None for layer in made.layers.values())
     assert merge_costs.parts == (("attention", "mlp"),) * 3
@@ -208,7 +208,7 @@ def test_halves_are_nested_and_whole_blocks_are_not_split(images: Tensor, merge_
         replace(merge_costs.config, nested=False)
 
 
-def test_no_step_is_smaller_than_it_may_be(merge_costs: pmvit.MergeCosts) -> None:
+def test_no_step_is_smaller_than_it_may_be(merge_costs: MergeCosts) -> None:
     """Along the blocks and their halves, groups stay the same or become fewer by the least step; others change less."""
 
     def counts(least_step: float) -> list[int]:
@@ -243,14 +243,14 @@ def test_combinations_keep_squares() -> None:
     assert squared_error(total, [0, 2]) == pytest.approx(squared_error(effects, [0, 2]), rel=0.1)
 
 
-def test_batches_make_no_difference(images: Tensor, merge_costs: pmvit.MergeCosts) -> None:
+def test_batches_make_no_difference(images: Tensor, merge_costs: MergeCosts) -> None:
     loader = [(images[:3], torch.zeros(3)), (images[3:], torch.zeros(3))]
     by_batch = pmvit.measure(small_vit(), loader, method="measured", limit=5, progress=False)
     assert by_batch.images == 5
     assert by_batch.merges != merge_costs.merges
 
 
-def test_mirror_images_count_alike(images: Tensor, merge_costs: pmvit.MergeCosts) -> None:
+def test_mirror_images_count_alike(images: Tensor, merge_costs: MergeCosts) -> None:
     effects = torch.randn(4, 6, 6, generator=torch.Generator().manual_seed(8))
     swapped = mirrored(effects, (2, 3))
     assert torch.equal(mirrored(swapped, (2, 3)), effects)
@@ -265,7 +265,7 @@ def test_mirror_images_count_alike(images: Tensor, merge_costs: pmvit.MergeCosts
     )
 
 
-def test_budgets_are_met(merge_costs: pmvit.MergeCosts) -> None:
+def test_budgets_are_met(merge_costs: MergeCosts) -> None:
     made = pmvit.plan(merge_costs, keep=0.6)
     assert sum(2 * 36 * layer.share_kept for layer in made.layers.values()) == pytest.approx(round(0.6 * 3 * 72))
     assert made.reconstruct == "residual"
@@ -277,22 +277,22 @@ def test_budgets_are_met(merge_costs: pmvit.MergeCosts) -> None:
     assert 0 not in pmvit.plan(merge_costs, keep=0.6, skip=(0,)).layers
 
 
-def test_a_file_gives_the_same_merge_costs(merge_costs: pmvit.MergeCosts, tmp_path: Path) -> None:
+def test_a_file_gives_the_same_merge_costs(merge_costs: MergeCosts, tmp_path: Path) -> None:
     merge_costs.save(tmp_path / "merge_costs.json")
-    assert pmvit.MergeCosts.load(tmp_path / "merge_costs.json") == merge_costs
+    assert MergeCosts.load(tmp_path / "merge_costs.json") == merge_costs
     document = json.loads((tmp_path / "merge_costs.json").read_text())
     document["merges"][3] = document["merges"][2]
     (tmp_path / "damaged.json").write_text(json.dumps(document))
     with pytest.raises(pmvit.PmvitError, match="is not what was written"):
-        pmvit.MergeCosts.load(tmp_path / "damaged.json")
+        MergeCosts.load(tmp_path / "damaged.json")
     del document["sha256"]
     (tmp_path / "broken.json").write_text(json.dumps(document))
     with pytest.raises(pmvit.PmvitError, match=r"block \d: expected merges of two groups that are left"):
-        pmvit.MergeCosts.load(tmp_path / "broken.json")
+        MergeCosts.load(tmp_path / "broken.json")
 
 
 def test_the_first_version_of_the_file_is_read_as_merges_of_whole_blocks(
-    merge_costs: pmvit.MergeCosts, tmp_path: Path
+    merge_costs: MergeCosts, tmp_path: Path
 ) -> None:
     of_attention = [merge for merge in merge_costs.merges if merge.part == "attention"]
     config = {name: value for name, value in asdict(merge_costs.config).items() if name not in ("parts", "limit")}
@@ -305,14 +305,14 @@ def test_the_first_version_of_the_file_is_read_as_merges_of_whole_blocks(
         "config": config,
     }
     (tmp_path / "prices.json").write_text(json.dumps(first))
-    assert pmvit.MergeCosts.load(tmp_path / "prices.json") == replace(
+    assert MergeCosts.load(tmp_path / "prices.json") == replace(
         merge_costs,
         merges=tuple(merge._replace(part="block") for merge in of_attention),
         config=replace(merge_costs.config, parts="whole"),
     )
 
 
-def test_mistakes_get_one_line(merge_costs: pmvit.MergeCosts, images: Tensor) -> None:
+def test_mistakes_get_one_line(merge_costs: MergeCosts, images: Tensor) -> None:
     model = small_vit()
     with pytest.raises(pmvit.PmvitError, match="prune, grouping: expected beside scores alone"):
         pmvit.plan(merge_costs, keep=0.5, prune=0.2, grouping="row")

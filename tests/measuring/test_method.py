@@ -7,7 +7,7 @@ import torch
 
 import pmvit
 from pmvit.config import MergeCostConfig, MetricConfig, ScoreConfig
-from pmvit.measuring import TokenMetric, measure_config, read_measured
+from pmvit.measuring import MergeCosts, TokenMetric, measure_config, read_measured
 from pmvit.measuring.scores import Scores
 from tests.helpers import small_vit
 from tests.swins import small_swin
@@ -47,7 +47,7 @@ def test_what_is_measured_is_what_was_asked_for(tmp_path: Path) -> None:
     assert torch.equal(metric.projections, same.projections)
     costs = pmvit.measure(model, batches(), groups="neighbours", progress=False)
     assert costs == pmvit.measure(model, batches(), method="measured", progress=False)
-    assert isinstance(costs, pmvit.MergeCosts)
+    assert isinstance(costs, MergeCosts)
     scores = pmvit.measure(model, batches(), method="scored", progress=False)
     for name, measured in (("costs", costs), ("scores", scores), ("metric.safetensors", metric)):
         measured.save(tmp_path / name)

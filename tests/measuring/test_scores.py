@@ -15,6 +15,7 @@ from torch.multiprocessing.spawn import spawn
 import pmvit
 from pmvit.config.measuring import Scorer
 from pmvit.hosts import host_of
+from pmvit.measuring import Scores
 from pmvit.measuring.scores import PARTIAL_FORMAT
 from tests.helpers import small_vit
 
@@ -151,7 +152,7 @@ def test_an_interrupted_run_goes_on(small_model: nn.Module, small_batches: Batch
     partial = tmp_path / "partial.json"
     with pytest.raises(KeyboardInterrupt):
         pmvit.measure(small_model, interrupted(), method="scored", checkpoint=partial, progress=False)
-    assert pmvit.Scores.load(partial, PARTIAL_FORMAT).iterations == 2
+    assert Scores.load(partial, PARTIAL_FORMAT).iterations == 2
 
     def changed_where_done() -> Iterator[tuple[Tensor, Tensor]]:
         yield from [(torch.zeros_like(images), labels) for images, labels in small_batches[:2]]
@@ -177,7 +178,7 @@ def test_an_interrupted_run_goes_on(small_model: nn.Module, small_batches: Batch
 def test_scores_survive_a_file(small_model: nn.Module, small_batches: Batches, tmp_path: Path) -> None:
     scores = pmvit.measure(small_model, small_batches, method="scored", progress=False)
     scores.save(tmp_path / "scores.json")
-    loaded = pmvit.Scores.load(tmp_path / "scores.json")
+    loaded = Scores.load(tmp_path / "scores.json")
     assert torch.equal(loaded.values, scores.values)
     assert (loaded.cost, loaded.config, loaded.grid) == (scores.cost, scores.config, scores.grid)
     text = (tmp_path / "scores.json").read_text()
@@ -195,7 +196,7 @@ def test_scores_survive_a_file(small_model: nn.Module, small_batches: Batches, t
     ]:
         (tmp_path / "broken.json").write_text(broken)
         with pytest.raises(pmvit.PmvitError, match=message):
-            pmvit.Scores.load(tmp_path / "broken.json")
+            Scores.load(tmp_path / "broken.json")
 
 
 def test_bad_scores_name_the_layer(small_model: nn.Module, small_batches: Batches) -> None:
@@ -252,7 +253,7 @@ def test_two_processes_find_what_one_finds(small_model: nn.Module, small_batches
             small_model, small_batches, method="scored", abs_per_sample=abs_per_sample, progress=False
         )
         for rank in range(2):
-            scores = pmvit.Scores.load(tmp_path / f"{rank}-{abs_per_sample}.json")
+            scores = Scores.load(tmp_path / f"{rank}-{abs_per_sample}.json")
             assert torch.allclose(scores.values, alone.values, rtol=1e-4)
             assert scores.images == alone.images
             assert pmvit.plan(scores, keep=0.5).layers[0].groups == pmvit.plan(alone, keep=0.5).layers[0].groups

@@ -14,21 +14,22 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.config import PAPER, PlanOptions, ScoreConfig
 from pmvit.config.planning import Scope, Weights
+from pmvit.measuring import Scores
 from pmvit.measuring.flops import BlockCost, ModelCost
-from pmvit.planning import LayerPlan
+from pmvit.planning import LayerPlan, Plan
 from pmvit.planning.budget import predicted_macs
 from pmvit.planning.grouping import group_layer, smooth, weigh
 from pmvit.planning.ranking import comparable, partition
 from pmvit.prune_merge import PRUNED
 
 
-def make_scores(values: Tensor, grid: tuple[int, int]) -> pmvit.Scores:
+def make_scores(values: Tensor, grid: tuple[int, int]) -> Scores:
     cost = ModelCost(1000, tuple(BlockCost(10_000, 5_000, 0, 8) for _ in values))
-    return pmvit.Scores(values.double(), grid, 1, cost, ScoreConfig(), 1, 1, "test", "nothing")
+    return Scores(values.double(), grid, 1, cost, ScoreConfig(), 1, 1, "test", "nothing")
 
 
 @pytest.fixture
-def scores() -> pmvit.Scores:
+def scores() -> Scores:
     generator = torch.Generator().manual_seed(3)
     return make_scores(torch.rand(5, 42, generator=generator) + 0.01, (6, 7))
 
@@ -195,7 +196,7 @@ def test_a_group_without_scores_is_weighed_evenly() -> None:
 # Budgets and options
 
 
-def test_layers_can_be_skipped(scores: pmvit.Scores) -> None:
+def test_layers_can_be_skipped(scores: Scores) -> None:
     made = pmvit.plan(scores, keep=0.5, skip=(0, -1))
     assert sorted(made.layers) == [1, 2, 3]
     assert sum(layer.num_kept for layer in made.layers.values()) == round(0.5 * 3 * 42)
@@ -203,7 +204,7 @@ def test_layers_can_be_skipped(scores: pmvit.Scores) -> None:
 
 @pytest.mark.data
 @pytest.mark.parametrize("share", [0.8, 0.6, 0.4])
-def test_flops_budgets_are_met_on_the_real_graph(deit_tiny: nn.Module, deit_scores: pmvit.Scores, share: float) -> None:
+def test_flops_budgets_are_met_on_the_real_graph(deit_tiny: nn.Module, deit_scores: Scores, share: float) -> None:
     original = pmvit.flops(deit_tiny).macs
     budgets: list[PlanOptions] = [{"flops_share": share}, {"gflops": share * original / 1e9}]
     for budget in budgets:
@@ -237,7 +238,7 @@ def test_flops_budgets_are_met_on_the_real_graph(deit_tiny: nn.Module, deit_scor
         ({"gflops": float("nan")}, "gflops: expected a finite number above 0"),
     ],
 )
-def test_options_that_do_not_fit_are_named(scores: pmvit.Scores, options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_fit_are_named(scores: Scores, options: dict[str, Any], message: str) -> None:
     with pytest.raises(pmvit.PmvitError, match=message):
         pmvit.plan(scores, **options)
 
@@ -246,20 +247,20 @@ def test_options_that_do_not_fit_are_named(scores: pmvit.Scores, options: dict[s
 
 
 @pytest.mark.parametrize("options", [{}, PAPER, {"grouping": "segment", "weights": "gaussian", "prune": 0.3}])
-def test_a_plan_survives_its_file(scores: pmvit.Scores, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_plan_survives_its_file(scores: Scores, tmp_path: Path, options: dict[str, Any]) -> None:
     made = pmvit.plan(scores, keep=0.4, **options)
     made.save(tmp_path / "plan.json")
-    assert pmvit.Plan.load(tmp_path / "plan.json") == made
+    assert Plan.load(tmp_path / "plan.json") == made
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_what_is_pruned_by_default_is_what_keep_leaves(scores: pmvit.Scores) -> None:
+def test_what_is_pruned_by_default_is_what_keep_leaves(scores: Scores) -> None:
     assert pmvit.plan(scores, keep=1.0).keep == 1
     assert sum(layer.num_pruned for layer in pmvit.plan(scores, keep=0.95).layers.values()) == 210 - 200
     assert sum(layer.num_pruned for layer in pmvit.plan(scores, keep=0.5).layers.values()) == 21
 
 
-def edited(made: pmvit.Plan, **changes: Any) -> str:
+def edited(made: Plan, **changes: Any) -> str:
     """The plan's JSON with one thing changed, by a function of its name."""
     document = json.loads(made.to_json())
     for path, value in changes.items():
@@ -312,19 +313,19 @@ def test_a_plan_that_is_not_whole_is_refused(changes: dict[str, Any], message: s
     assert made.layers[0].members()[0] == [1]
     (tmp_path / "plan.json").write_text(edited(made, **changes))
     with pytest.raises(pmvit.PmvitError, match=message):
-        pmvit.Plan.load(tmp_path / "plan.json")
+        Plan.load(tmp_path / "plan.json")
 
 
-def test_a_file_that_breaks_off_is_refused(scores: pmvit.Scores, tmp_path: Path) -> None:
+def test_a_file_that_breaks_off_is_refused(scores: Scores, tmp_path: Path) -> None:
     text = pmvit.plan(scores, keep=0.5).to_json()
     (tmp_path / "plan.json").write_text(text[:-200])
     with pytest.raises(pmvit.PmvitError, match="breaks off or is malformed"):
-        pmvit.Plan.load(tmp_path / "plan.json")
+        Plan.load(tmp_path / "plan.json")
     with pytest.raises(pmvit.PmvitError, match="there is none"):
-        pmvit.Plan.load(tmp_path / "other.json")
+        Plan.load(tmp_path / "other.json")
 
 
-def test_print_shows_the_table_and_the_grids(scores: pmvit.Scores) -> None:
+def test_print_shows_the_table_and_the_grids(scores: Scores) -> None:
     made = pmvit.plan(scores, keep=0.5, prune=0.2, skip=(1,))
     text = str(made)
     assert "not compressed" in text
@@ -340,7 +341,7 @@ def test_print_shows_the_table_and_the_grids(scores: pmvit.Scores) -> None:
 
 
 def test_an_all_kept_plan_is_the_identity() -> None:
-    made = pmvit.Plan.keep_all((2, 3), 4)
+    made = Plan.keep_all((2, 3), 4)
     assert all(layer.is_identity for layer in made.layers.values())
     assert made.keep == 1
     moved = replace(made.layers[0], groups=(1, 0, 2, 3, 4, 5), centres=(1, 0, 2, 3, 4, 5))

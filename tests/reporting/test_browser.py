@@ -11,6 +11,7 @@ from PIL import Image
 
 import pmvit
 from pmvit.data.demo import demo_images
+from pmvit.planning import Plan
 from pmvit.reporting.page import measurements
 from pmvit.reporting.saved_model import SavedModel
 from pmvit.reporting.serve.server import Server
@@ -48,7 +49,7 @@ def test_the_viewer_by_mouse_and_keyboard(chromium: Any, report: str, folder: Pa
     watched = Watched(chromium, viewport={"width": 1280, "height": 900})
     page = watched.page
     page.goto(report)
-    plan = pmvit.Plan.load(folder / "plan.json")
+    plan = Plan.load(folder / "plan.json")
     told, view, slider = page.locator(".told"), page.locator(".block-view"), page.locator("#block-slider")
     slider.focus()
     page.keyboard.press("ArrowRight")

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import pmvit
+from pmvit.planning import Plan
 from pmvit.prune_merge import PruneMerge
 from pmvit.runtime.bench.run import overhead
 from pmvit.runtime.bench.variants import VARIANTS, in_place_plan, variant
@@ -132,7 +133,7 @@ def test_overhead_has_everything_in_place_and_changes_nothing(small: Any) -> Non
     rows = overhead(small, batch=2, rounds=3, threads=1).rows
     assert [row.variant for row in rows][:2] == ["original", "prune and merge"]
     assert len(rows) == 7
-    kept = pmvit.compress(small_vit(), pmvit.Plan.keep_all((6, 6), 3))
+    kept = pmvit.compress(small_vit(), Plan.keep_all((6, 6), 3))
     assert not any(isinstance(module, PruneMerge) for module in kept.modules())
     assert all(row.failure is None for row in rows)
 

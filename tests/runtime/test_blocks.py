@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
+from pmvit.planning import Plan
 from pmvit.runtime.bench.variants import in_place_plan, variant
 from pmvit.runtime.blocks.arguments import TokensAlone, arguments_of
 from pmvit.runtime.blocks.graph import FewQueries
@@ -108,7 +109,7 @@ def images_for(model: nn.Module) -> Tensor:
     return torch.randn(2, *host_of(model).input_size(), generator=torch.Generator().manual_seed(1))
 
 
-def plans(model: nn.Module) -> dict[str, pmvit.Plan]:
+def plans(model: nn.Module) -> dict[str, Plan]:
     host = host_of(model)
     depth, grid = len(host.block_names()), host.layout.grid
     return {

@@ -20,6 +20,7 @@ from pmvit.hosts import host_of
 from pmvit.hosts.outputs import predict
 from pmvit.hosts.timm.model import TimmModel
 from pmvit.methods import PsVit
+from pmvit.planning import Plan
 from pmvit.saving.models import check_savable
 from pmvit.saving.parts import RECIPES
 from pmvit.wrapping import WrappedBlock
@@ -185,7 +186,7 @@ def test_a_new_kind_of_compression_needs_no_change_to_be_saved(tmp_path: Path, m
         pmvit.load(tmp_path / "out")
 
 
-def of_nothing(text: str, where: str, tensors: dict[str, torch.Tensor]) -> pmvit.Plan:
+def of_nothing(text: str, where: str, tensors: dict[str, torch.Tensor]) -> Plan:
     return small_plan(small_vit())
 
 

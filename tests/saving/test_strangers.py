@@ -24,6 +24,7 @@ from pmvit.files import MOST_TEXT
 from pmvit.hosts import host_class
 from pmvit.hosts.making import MadeModel
 from pmvit.loading import create_model, original_model
+from pmvit.planning import Plan
 from tests.helpers import small_plan, small_vit
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -292,7 +293,7 @@ def test_pipes_and_devices_are_not_read(part: str, kind: str, tmp_path: Path) ->
     assert "a pipe, a socket or a device" in refusal(lambda: pmvit.load(folder))
     assert "a pipe, a socket or a device" in refusal(lambda: pmvit.load(folder / part))
     if part == "plan.json":
-        assert "a pipe, a socket or a device" in refusal(lambda: pmvit.Plan.load(folder / part))
+        assert "a pipe, a socket or a device" in refusal(lambda: Plan.load(folder / part))
 
 
 def test_documents_without_an_end_are_not_read_to_it(tmp_path: Path) -> None:

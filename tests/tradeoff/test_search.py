@@ -10,7 +10,9 @@ from torch import Tensor, nn
 import pmvit
 from pmvit.data.demo import demo_loader, demo_model
 from pmvit.errors import PmvitError
+from pmvit.measuring import Scores
 from pmvit.numbers.estimates import Estimate
+from pmvit.planning import Plan
 from pmvit.planning.adaptive import AdaptivePlan
 from pmvit.planning.budget import reached_text
 from pmvit.planning.planner import read_plan
@@ -26,7 +28,7 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def scores(model: nn.Module) -> pmvit.Scores:
+def scores(model: nn.Module) -> Scores:
     return pmvit.measure(model, [], method="scored", scorer="random")
 
 
@@ -42,7 +44,7 @@ class Judge:
 
 
 @pytest.mark.parametrize("wanted", [1.2, 1.6, 3.0])
-def test_the_search_comes_within_a_64th_of_where_plans_cease_to_fit(scores: pmvit.Scores, wanted: float) -> None:
+def test_the_search_comes_within_a_64th_of_where_plans_cease_to_fit(scores: Scores, wanted: float) -> None:
     judge = Judge()
     for fitting in (0.0, 1.0):
 
@@ -59,8 +61,8 @@ def test_the_search_comes_within_a_64th_of_where_plans_cease_to_fit(scores: pmvi
     assert judge.asked == [3] * 6
 
 
-def test_shares_of_which_there_is_no_plan_are_passed_over(scores: pmvit.Scores) -> None:
-    def make(keep: float) -> pmvit.Plan:
+def test_shares_of_which_there_is_no_plan_are_passed_over(scores: Scores) -> None:
+    def make(keep: float) -> Plan:
         if keep < 0.4:
             raise PmvitError("expected a budget that leaves a token in every block")
         return pmvit.plan(scores, keep=keep)
@@ -78,7 +80,7 @@ def test_shares_of_which_there_is_no_plan_are_passed_over(scores: pmvit.Scores) 
         search(lambda keep: make(keep / 9), Judge(), lambda found: found >= 3, fitting=0.0, failing=1.0)
 
 
-def test_copies_that_share_their_weights_leave_the_model_alone(model: nn.Module, scores: pmvit.Scores) -> None:
+def test_copies_that_share_their_weights_leave_the_model_alone(model: nn.Module, scores: Scores) -> None:
     images = torch.randn(2, 3, 96, 96)
     with torch.inference_mode():
         before = model(images)
@@ -110,7 +112,7 @@ def test_a_speed_is_for_the_runtime_batch_and_threads_that_are_asked_for(tmp_pat
 
 
 def test_an_exported_runtime_is_measured_where_it_runs(
-    model: nn.Module, scores: pmvit.Scores, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, scores: Scores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(search_room, "AT_A_TIME", 1)
@@ -165,9 +167,7 @@ def test_adaptive_plans_have_these_budgets_too(demo: Any) -> None:
         made.at(max_drop=1.0)
 
 
-def test_a_loss_that_no_plan_keeps_is_said(
-    model: nn.Module, scores: pmvit.Scores, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_no_plan_keeps_is_said(model: nn.Module, scores: Scores, monkeypatch: pytest.MonkeyPatch) -> None:
     def judge(_model: Any, _original: Any, plans: Any, _data: Any, _progress: bool) -> list[Quality]:
         lost = [100 * (1 - made.keep) + 0.3 for made in plans]
         return [Quality("top1", one, one, Estimate(each, each, each), 50) for each in lost]
@@ -191,7 +191,7 @@ def test_a_loss_that_no_plan_keeps_is_said(
         ({"speedup": 2.0, "batch": 0}, "batch: expected 1 or more, got 0"),
     ],
 )
-def test_wrong_options_are_named(model: nn.Module, scores: pmvit.Scores, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_named(model: nn.Module, scores: Scores, options: dict[str, Any], message: str) -> None:
     if options.pop("with_model", False):
         options["model"] = model
     with pytest.raises(PmvitError, match=message):

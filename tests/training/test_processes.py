@@ -16,7 +16,7 @@ from PIL import Image
 import pmvit
 from pmvit.compression import compression_of
 from pmvit.data.demo import demo_images, demo_model
-from pmvit.measuring import TokenMetric
+from pmvit.measuring import Scores, TokenMetric
 from pmvit.tensors import read_tensors
 from pmvit.training.metrics import read_metrics
 from tests.helpers import make_pictures, small_plan, small_vit
@@ -80,7 +80,7 @@ def test_two_processes_score_and_plan_as_one_does(start: tuple[Path, Path], tmp_
             processes, "measure", folder / "model", *arguments, "-o", tmp_path / f"{processes}.json", launcher=TORCHRUN
         )
         assert result.returncode == 0, result.stderr
-    one, two = (pmvit.Scores.load(tmp_path / f"{processes}.json") for processes in (1, 2))
+    one, two = (Scores.load(tmp_path / f"{processes}.json") for processes in (1, 2))
     assert torch.allclose(one.values, two.values, rtol=1e-4)
     assert (one.images, one.iterations) == (two.images, two.iterations) == (64, 4)
     plans = [pmvit.plan(scores, keep=0.5, prune=0.1) for scores in (one, two)]

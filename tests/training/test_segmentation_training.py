@@ -13,6 +13,7 @@ from torch import nn
 
 import pmvit
 from pmvit.cli.common import split_folders
+from pmvit.config import FinetuneConfig
 from pmvit.data.batches import IGNORED
 from pmvit.data.loaders import create_loader
 from pmvit.data.segmentation import open_pairs
@@ -137,7 +138,7 @@ def test_what_is_for_images_is_refused(masks: Path) -> None:
         with pytest.raises(pmvit.PmvitError, match=r"mixup|is for models that label images"):
             pmvit.finetune(small, train=masks, first_label=1, progress=False, **{**QUICK, name: value})
     with pytest.raises(pmvit.PmvitError, match="resize_scale: expected two multiples"):
-        pmvit.FinetuneConfig(resize_scale=(2.0, 0.5))
+        FinetuneConfig(resize_scale=(2.0, 0.5))
 
 
 def test_processes_share_all_images_and_their_counts_add_up(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pmvit.cli import app
 from pmvit.data.demo import CLASSES, demo_model
 from pmvit.errors import PmvitError
 from pmvit.numbers.tables import format_number
+from pmvit.planning import Plan
 from pmvit.reporting.class_names import class_names
 from pmvit.reporting.page import measurements
 from pmvit.reporting.page.sections import speed_table
@@ -67,7 +68,7 @@ def test_a_report_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert section(page, "accuracy").count("<img") == len(stored["apart"]) > 0
     assert f"<div>{stored['apart'][0]['lines'][1]}</div>" in section(page, "accuracy")
     assert f"{ratio[1]:.2f} – {ratio[2]:.2f}" in section(page, "speed")
-    plan = pmvit.Plan.load(folder / "plan.json")
+    plan = Plan.load(folder / "plan.json")
     for index, layer in plan.layers.items():
         cells = "".join(f"<td>{count}</td>" for count in (layer.num_kept, layer.num_merged, layer.num_pruned))
         assert f'<th scope="row">{index}</th>' in section(page, "budget")
@@ -105,7 +106,7 @@ def test_what_was_not_measured_says_which_command_measures_it(tmp_path: Path) ->
     found = re.search(r'id="viewer-data">(.*?)</script>', page)
     assert found is not None
     blocks = json.loads(found.group(1))["blocks"]
-    plan = pmvit.Plan.load(tmp_path / "out" / "plan.json")
+    plan = Plan.load(tmp_path / "out" / "plan.json")
     assert [tuple(block["grid"]) for block in blocks] == list(plan.grids)
     assert len(set(plan.grids)) > 1
     assert not (tmp_path / "report.json").exists()

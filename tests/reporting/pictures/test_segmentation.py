@@ -19,6 +19,7 @@ from pmvit.evaluation.segmentation import evaluate_segmentation
 from pmvit.hosts import host_of
 from pmvit.hosts.segmenter.model import Segmenter
 from pmvit.numbers.colours import NEUTRAL, OKABE_ITO, distances, palette, to_oklab
+from pmvit.planning import Plan
 from pmvit.reporting.pictures.segmentation import (
     BETTER,
     CHANGED,
@@ -95,7 +96,7 @@ def test_better_and_worse_by_hand() -> None:
 
 def test_a_model_that_keeps_all_differs_nowhere(original: Segmenter, tmp_path: Path) -> None:
     folder = plain(tmp_path, [0, 1, 2, 255], count=1)
-    kept = pmvit.compress(original, pmvit.Plan.keep_all((4, 6), 6))
+    kept = pmvit.compress(original, Plan.keep_all((4, 6), 6))
     (found,) = pmvit.segment(kept, folder, progress=False).images
     assert found.agreement == 1
     assert found.original_miou == found.compressed_miou
