@@ -71,9 +71,10 @@ def test_help_is_instant(arguments: tuple[str, ...]) -> None:
     assert loaded(result.stderr).isdisjoint(SLOW)
 
 
-@pytest.mark.parametrize(
-    "used", ["dir(pmvit)", "Plan.from_json(Plan.keep_all((2, 2), 1).to_json())"], ids=["names", "plans"]
-)
+READ_A_PLAN = "from pmvit.planning import Plan; Plan.from_json(Plan.keep_all((2, 2), 1).to_json())"
+
+
+@pytest.mark.parametrize("used", ["dir(pmvit)", READ_A_PLAN], ids=["names", "plans"])
 def test_importing_pmvit_and_reading_plans_needs_no_torch(used: str) -> None:
     code = f"import sys, pmvit; {used}; sys.exit(any(name in sys.modules for name in ('torch', 'timm', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
