@@ -137,7 +137,7 @@ def markdown(rows: list[Row]) -> str:
     methods = shown(rows)
     text = (
         "`python -m experiments.equal_speed` made this page. Speed is times as fast as the original in the same "
-        "runtime, measured in turns on two CPU threads; what is lost lies on straight lines between four budgets, of "
+        "runtime, measured in turns on two CPU threads; what is lost lies on straight lines between the budgets, of "
         "which the fastest may be slower than a speed: then there is no number. Ours are as `optimize_for_inference` "
         "leaves them, as in an export, and begin at what that makes of the original; the others are as their authors "
         "run them, for the passes know nothing of them. "
