@@ -4,7 +4,7 @@
 
 FLOPs are counted on models without memory. Speed-ups are predicted from costs that are measured one operation at a time
 with random weights: a block on so many tokens, a merge step, the patch embedding. The whole ViT-B at 224 pixels is
-measured as well, to see what such a prediction is worth. Nothing else should run meanwhile. About six minutes on two
+measured as well, to see what such a prediction is worth. Nothing else should run meanwhile. About two minutes on two
 cores. Rows go to `scale.json`, tables to `scale.md`.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import pmvit
-from experiments.common import Row, Rows, Settings, page, run
+from experiments.common import ORIGINAL, Row, Rows, Settings, page, run
 from pmvit.adaptive import MergeStep
 from pmvit.config import MetricConfig
 from pmvit.hosts import host_of
@@ -118,7 +118,8 @@ def check(share: float) -> Row:
     """Times as fast as the original, of the whole model."""
     model = original_of(*MODELS[CHECKED])
     small = pmvit.optimize_for_inference(pmvit.compress(model, plan_of(model, share)))
-    found = pmvit.benchmark(model, against={"plan": small}, batches=[1], rounds=ROUNDS * 2, progress=False)
+    models = {ORIGINAL: model, "plan": small}
+    found = pmvit.benchmark(model, against=models, batches=[1], rounds=ROUNDS * 2, progress=False)
     (row,) = (row for row in found.rows if row.variant == "plan")
     return {"speedup": list(row.speedup or ())}
 

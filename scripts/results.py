@@ -60,6 +60,7 @@ ORDER = {
     "Cost": {
         "experiments/table_complexity.md": "What merging and reconstructing cost",
         "experiments/segmenter_cost.md": "Segmenter ViT-L/16 at 640 x 640",
+        "experiments/scale.md": "Larger models, on paper",
     },
 }
 REST = "More"

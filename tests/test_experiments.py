@@ -24,7 +24,7 @@ from scripts import results
 ROOT = FOLDER.parent
 OTHERS = (
     *("adaptive", "adaptive_features", "any_size", "calibration", "comparison", "equal_speed", "int8"),
-    *("measured_planner", "measured_tuned", "pets", "pets_masks", "pets_methods", "token_distillation"),
+    *("measured_planner", "measured_tuned", "pets", "pets_masks", "pets_methods", "scale", "token_distillation"),
     *("without_images", "without_tuning"),
 )
 WITHOUT_ROWS = {"experiments/feature_maps.md"}  # whose command keeps the page alone
